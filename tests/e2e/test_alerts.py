@@ -6,7 +6,12 @@ import secrets
 import sqlite3
 import subprocess
 import time
+from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import httpx2
@@ -14,6 +19,7 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
+from bridge.broker.ports import choose_free_port
 from tests.support.bridge_process import Bridge, BridgeProcess, check_endpoint, create_topics, wait_until
 from tests.support.promtool import ALERTS, Scrape, find_firing, find_promtool, parse_scrape
 
@@ -126,6 +132,50 @@ def test_each_alert_fires_where_it_is_caused(kafka: str, tmp_path: Path) -> None
         )  # fmt: skip
 
 
+@pytest.mark.timeout(300)
+def test_alerts_of_what_leaves_the_bridge_fire_where_they_are_caused(kafka: str, tmp_path: Path) -> None:
+    """A canary without its topic, and a receiver of webhooks that is not there; neither, once both are."""
+    find_promtool()
+    canary, port = f"canary-{secrets.token_hex(4)}", choose_free_port()
+    secret = f"whsec_{b64encode(secrets.token_bytes(32)).decode()}"
+    receiver = {"name": "pager", "url": f"http://127.0.0.1:{port}/bridge", "secret": secret}
+    bridge = Bridge.create(
+        kafka, tmp_path, OUTBOX_BRIDGE_WEBHOOKS=json.dumps([receiver]),
+        OUTBOX_BRIDGE_CANARY__TOPIC=canary, OUTBOX_BRIDGE_CANARY__INTERVAL_SECONDS="1",
+    )  # fmt: skip
+    topic = f"{bridge.prefix}orders"
+    create_topics(kafka, {topic: 1})
+    with bridge.serve() as api, check_endpoint("UNKNOWN") as endpoint:
+        watch = Watch(bridge, tmp_path, api=api)
+        watch.put_group("torn", _SOON, endpoint.url)
+        watch.prepare("torn", topic)
+        watch.wait_firing("OutboxBridgeTransactionsParked", "OutboxBridgeCanaryLost", "OutboxBridgeWebhookFails")
+        create_topics(kafka, {canary: 1})
+        with receiving(port):
+            watch.wait_firing("OutboxBridgeTransactionsParked")
+            shown = api.get("/metrics").text
+    assert 'canary_runs_total{word="arrived"}' in shown
+
+
+@contextmanager
+def receiving(port: int) -> Iterator[None]:
+    """A receiver that takes whatever comes."""
+
+    class Taking(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Nothing is said."""
+
+    with ThreadingHTTPServer(("127.0.0.1", port), Taking) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield
+        server.shutdown()
+
+
 def _damage_a_secret(watch: Watch) -> None:
     """A row is changed in the database; a new secret takes its place."""
     with sqlite3.connect(watch.bridge.directory / "bridge.db", timeout=10) as connection:
@@ -199,9 +249,10 @@ def _check_dashboard(scrape: Scrape) -> None:
         assert named - shown <= _SHOWN_LATER, file
 
 
-# These have labels of words that there are only once somebody was asked.
+# These have labels that there are only once somebody was asked, or where there is a canary or a webhook.
 _SHOWN_LATER = {"outbox_bridge_group_checks_answered_total", "outbox_bridge_group_checks_unanswered_total",
-                "outbox_bridge_group_check_call_seconds_bucket"}  # fmt: skip
+                "outbox_bridge_group_check_call_seconds_bucket",
+                "outbox_bridge_canary_runs_total", "outbox_bridge_webhook_events_total"}  # fmt: skip
 
 
 def test_queries_of_the_dashboard_are_promql(tmp_path: Path) -> None:
