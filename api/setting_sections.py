@@ -285,6 +285,14 @@ def _is_signing_secret(text: str) -> bool:
         return False
 
 
+class AuditSettings(SettingSection):
+    """Where acts are told besides the audit itself."""
+
+    topic: str = ""
+    """A topic that gets a CloudEvent for every act, made by you; without one there are none. The api needs the right to
+    write to it."""
+
+
 class CanarySettings(SettingSection):
     """A transaction now and then that shows whether the whole way is open, and how long it takes."""
 

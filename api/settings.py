@@ -19,6 +19,7 @@ from pydantic_settings.exceptions import SettingsError
 
 from api.outgoing import parse_servers
 from api.setting_sections import (
+    AuditSettings,
     AuthSettings,
     CallbacksSettings,
     CanarySettings,
@@ -164,6 +165,7 @@ class Settings(BaseSettings):
     quotas: QuotasSettings = QuotasSettings()
     callbacks: CallbacksSettings = CallbacksSettings()
     remoting: RemotingSettings = RemotingSettings()
+    audit: AuditSettings = AuditSettings()
     canary: CanarySettings = CanarySettings()
     webhooks: tuple[WebhookSettings, ...] = ()
     """Receivers of the bridge's own events; the same in all processes."""

@@ -397,6 +397,7 @@ class _Process:
             masks=Masks(MaskRule(one.topic, one.headers, one.paths) for one in settings.http.masks),
             check_after_ms=round(settings.check_after_seconds * 1000),
             webhooks=[self._make_webhook(webhook) for webhook in settings.webhooks],
+            audit_topic=settings.audit.topic,
             canary=CanaryConfig(canary.topic, round(canary.interval_seconds * 1000)) if canary.topic else None,
         )
 

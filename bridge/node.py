@@ -24,7 +24,7 @@ from bridge.log_watch import BodyWatch, LogWatch
 from bridge.projector import Projector, ProjectorConfig, ProjectorPorts, RebuildProgress, RebuildVerdict, rebuild
 from bridge.service.access import AccessConfig, AccessService, Sessions, SigningSecrets
 from bridge.service.admission import Admission, PendingGauge, Repeats
-from bridge.service.audit import AuditHeads, HeadTopic
+from bridge.service.audit import AuditHeads, AuditTopic, HeadTopic
 from bridge.service.canary import Canary, CanaryConfig
 from bridge.service.claims import ClaimService
 from bridge.service.contract import Limits
@@ -129,6 +129,7 @@ class NodeConfig:
     auto_create_groups: bool = True
     webhooks: Sequence[WebhookTarget] = ()
     canary: CanaryConfig | None = None
+    audit_topic: str = ""  # where acts are told as events; nowhere without one
     refresh_ms: int = 1_000  # what other processes change of producer groups is seen after this
     check_after_ms: int = CheckTimes().transaction_timeout_ms  # of groups that have the usual transaction timeout
     masks: Masks = field(default_factory=Masks)
@@ -228,6 +229,8 @@ class Node:
             self.run("pending", self.pending.run_forever())
             self.run("redrive", self.redrive.run_forever())
             self.run("audit", self.audit_heads.run_forever())
+            if self.audit_topic is not None:
+                self.run("audit-topic", self._lease("audit-topic").work_forever(self.audit_topic.work))
             if self.canary is not None and roles.api:
                 self.run("canary", self.canary.run_forever())
             if self.webhooks.targets:
@@ -363,17 +366,26 @@ class Node:
         self.claims = ClaimService(SqlPullCheckStore(database), self.directory, self.reads, bodies, clock)
         self._lags = ConsumerLag(store, topics, self.follower, self.kafka_time)
         self.search = SearchService(database, clock, self.kafka_time, self._lags)
+        self._make_tellers()
+        self.consumers = ConsumerWatch(store, backing.admin, clock)
+        self.parked = ParkedService(database, clock, lambda: f"{random_bits(80):020x}")
+        self.redrive = RedriveLoop(database, clock, operators, ender, prefix, config.redrive)
+
+    def _make_tellers(self) -> None:
+        """What tells others of the bridge, and what shows that it works."""
+        backing, config = self.backing, self._config
+        store, clock, database, topics = backing.store, backing.clock, backing.database, config.topics
         telling = WebhookPorts(
             store, topics, database, backing.check_clock or clock, self._caller, self._read_settling,
             self.make_text, backing.random.random,
         )  # fmt: skip
         self.webhooks = Webhooks(config.webhooks, telling)
+        self.audit_topic: AuditTopic | None = None
+        if config.audit_topic:
+            self.audit_topic = AuditTopic(config.audit_topic, topics.half, database, store, clock)
         self.canary: Canary | None = None
         if config.canary is not None:
             self.canary = Canary(config.canary, self.transactions, self.directory, store, clock, self.make_text)
-        self.consumers = ConsumerWatch(store, backing.admin, clock)
-        self.parked = ParkedService(database, clock, lambda: f"{random_bits(80):020x}")
-        self.redrive = RedriveLoop(database, clock, operators, ender, prefix, config.redrive)
 
     async def _prove(self, group: ProducerGroup, url: str) -> str | None:
         return await self._proof.find_flaw(group, url) if self._config.needs_proof(url) else None

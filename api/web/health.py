@@ -28,7 +28,7 @@ from bridge.core.measures import show_time
 from bridge.log_watch import REMEDY, BodyWatch, LogWatch
 from bridge.node import Node
 from bridge.projector import Projector
-from bridge.service.audit import AuditHeads
+from bridge.service.audit import AuditHeads, AuditTopic
 from bridge.service.canary import Canary
 from bridge.service.contract import Refused
 from bridge.service.reads import SearchService
@@ -75,6 +75,8 @@ def make_readiness(
         checks["answers"] = lambda: _answers(node.follower)
         checks["settling"] = lambda: _settling(node.search)
         checks["audit"] = lambda: _audit(node.audit_heads)
+    if (audit_topic := node.audit_topic) is not None and node.roles.is_called:
+        checks["audit-topic"] = lambda: _audit_topic(audit_topic)
     if (canary := node.canary) is not None and node.roles.api:
         checks["canary"] = lambda: _canary(canary)
     return checks
@@ -138,6 +140,11 @@ async def _prepares(directory: SqlDirectory) -> CheckResult:
     told = "an operator has paused prepares of all groups; `outbox-bridge resume` takes them again"
     is_ok = directory.accepts_prepares
     return CheckResult(is_ok=is_ok, is_degraded=True, detail="" if is_ok else told)
+
+
+async def _audit_topic(topic: AuditTopic) -> CheckResult:
+    told = f"acts are not told in {topic.topic}: {topic.fault}" if topic.fault else ""
+    return CheckResult(is_ok=not told, is_degraded=True, detail=told)
 
 
 async def _canary(canary: Canary) -> CheckResult:
