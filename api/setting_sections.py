@@ -322,5 +322,5 @@ class LogSettings(SettingSection):
     format: LogFormat = "auto"
     """`auto`: JSON when piped, text on a terminal."""
     requests: bool = False
-    """Whether each request is a line: method, route, status, milliseconds, and the request id that is the `instance` of
-    its problem. Otherwise only answers from 500 on are."""
+    """Whether each request is a line: method, route, status, milliseconds, the request id that is the `instance` of its
+    problem, and the id of its trace if it has one. Otherwise only answers from 500 on are."""

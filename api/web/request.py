@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 from starlette.datastructures import QueryParams
@@ -114,6 +114,16 @@ _IDS_AT_ONCE = 64
 _spare_ids: list[str] = []
 
 
+class Asked(Protocol):
+    """What the log says of a request, whichever way it went."""
+
+    request_id: str
+
+    def find_trace(self) -> Sequence[Header]:
+        """Of the caller, if he named one."""
+        ...
+
+
 class ApiRequest:
     """A request whose head is there, and whose body may still be on its way, unless it is `whole`.
 
@@ -174,6 +184,16 @@ class ApiRequest:
             self.traffic.in_flight -= 1
             if self.usage is not None:
                 self.usage.leave()
+
+    def find_trace(self) -> Sequence[Header]:
+        """The trace that the caller's request belongs to."""
+        if b"traceparent" not in self.fields:
+            return ()
+        parents, states = (
+            [value for given, value in self.scope["headers"] if given == name]
+            for name in (b"traceparent", b"tracestate")
+        )
+        return read_trace(parents, states)
 
     def _find_id(self) -> str:
         """The caller's own id if it is a plain word, else a new one."""
@@ -394,17 +414,6 @@ def first_try_ms(request: ApiRequest) -> int | None:
     if len(values) > 1 or not (values[0].isascii() and values[0].isdigit()) or len(values[0]) > 18:
         raise _invalid("Outbox-First-Try", "one number of milliseconds")
     return int(values[0])
-
-
-def trace_of(request: ApiRequest) -> Sequence[Header]:
-    """The trace that the caller's request belongs to."""
-    if b"traceparent" not in request.fields:
-        return ()
-    parents, states = (
-        [value for given, value in request.scope["headers"] if given == name]
-        for name in (b"traceparent", b"tracestate")
-    )
-    return read_trace(parents, states)
 
 
 def _invalid(name: str, what: str) -> Rejected:

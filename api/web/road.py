@@ -31,10 +31,11 @@ from api.web.problems import (
     problem_headers,
     problem_of,
 )
-from api.web.request import JSON, NDJSON, ApiRequest, Services
+from api.web.request import JSON, NDJSON, ApiRequest, Asked, Services
 from api.web.views import encode_json
 from bridge.core.grants import Rights, Verb
 from bridge.core.message import Header
+from bridge.core.transaction import find_trace_id
 from bridge.service.access import ANYBODY, Caller
 from bridge.service.answers import refuse_right
 from bridge.service.contract import Outcome
@@ -345,9 +346,9 @@ class Road:
         request.leave()
         request.lease.close()
         route = request.route_name or "unmatched"
-        self.account(route, request.method, request.status, request.started, request.request_id)
+        self.account(route, request.method, request.status, request.started, request)
 
-    def account(self, route: str, method: str, status: int, started: float, request_id: str) -> None:
+    def account(self, route: str, method: str, status: int, started: float, asked: Asked) -> None:
         """For metrics and the log: a request is over."""
         seconds = time.perf_counter() - started
         self.metrics.observe(route, method, status, seconds)
@@ -360,8 +361,15 @@ class Road:
                 route=route,
                 status=status,
                 duration_ms=round(seconds * 1000, 1),
-                request_id=request_id,
+                request_id=asked.request_id,
+                **show_trace(asked.find_trace()),
             )
+
+
+def show_trace(trace: Sequence[Header]) -> dict[str, str]:
+    """The name of a trace as a member of a log line, if there is one."""
+    trace_id = find_trace_id(trace)
+    return {} if trace_id is None else {"trace_id": trace_id}
 
 
 async def _run_granted(route: Route, request: ApiRequest, *texts: str) -> ASGIApp:

@@ -128,10 +128,10 @@ class ShortWay:
             usage = traffic.quotas.find(known.caller.name)
             problem = traffic.quotas.enter(usage, traffic.in_flight)
             if problem is not None:  # told here: refusing must cost less than serving
-                _Passage(road, known, None, finish).give(problem)
+                _Passage(road, found, None, finish).give(problem)
                 return True
             usage.charge_bytes(len(body))
-        passage = _Passage(road, known, usage, finish)
+        passage = _Passage(road, found, usage, finish)
         try:
             if begin(road.services, known.caller.rights, body, text, trace, passage.give):
                 if known.caller.key_id is not None:
@@ -159,9 +159,10 @@ def _cut_trace(head: bytes) -> tuple[bytes, Sequence[Header]]:
 class _Passage:
     """A request on the short way."""
 
-    __slots__ = ("_finish", "_known", "_road", "_started", "_usage", "is_over", "request_id")
+    __slots__ = ("_finish", "_known", "_road", "_started", "_trace", "_usage", "is_over", "request_id")
 
-    def __init__(self, road: Road, known: KnownHead, usage: Usage | None, finish: Finish) -> None:
+    def __init__(self, road: Road, found: Found, usage: Usage | None, finish: Finish) -> None:
+        known, _, _, self._trace = found
         self.request_id = make_request_id()
         self.is_over = False
         self._road = road
@@ -180,6 +181,10 @@ class _Passage:
             self._usage.leave()
         self._road.traffic.budget.used -= self._known.body_bytes
 
+    def find_trace(self) -> Sequence[Header]:
+        """Of the caller, if he named one."""
+        return self._trace
+
     def give(self, told: HttpAnswer | Problem) -> None:
         """The answer, once."""
         if self.is_over:
@@ -187,7 +192,7 @@ class _Passage:
         self.leave()
         road, request_id = self._road, self.request_id
         answer = road.show_problem(told, request_id) if isinstance(told, Problem) else told
-        road.account(self._known.route.path_format, "POST", answer.status, self._started, request_id)
+        road.account(self._known.route.path_format, "POST", answer.status, self._started, self)
         self._finish(answer, request_id)
 
 

@@ -44,7 +44,6 @@ from api.web.request import (
     prefers_async,
     problem_item,
     refuse,
-    trace_of,
     who_is,
 )
 from api.web.road import HttpAnswer, Routes, answer_list, json_answer
@@ -309,7 +308,7 @@ async def _prepare(
 ) -> list[Prepared | TransactionView | Refused]:
     """Keeps the request's trace with all of them; without it what is too large only with it."""
     prepare, rights = request.services.transactions.prepare, request.caller.rights
-    trace = trace_of(request)
+    trace = request.find_trace()
     if not trace:
         return await prepare(calls, wait_ms, first_ms, rights)
     answers = await prepare([_add_trace(call, trace) for call in calls], wait_ms, first_ms, rights)

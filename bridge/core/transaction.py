@@ -54,6 +54,12 @@ def find_common_trace(traces: Sequence[Sequence[Header]]) -> Mapping[str, str]:
     return {name: (value or b"").decode() for name, value in first}
 
 
+def find_trace_id(trace: Sequence[Header]) -> str | None:
+    """The 32 characters that name it; None without a trace."""
+    parent = trace[0][1] if trace else None
+    return None if parent is None else parent[3:35].decode()
+
+
 def add_trace(messages: Sequence[Message], trace: Sequence[Header]) -> list[Message]:
     """The messages with these headers, behind their own; one that names a trace itself stays as it is."""
     return [

@@ -1,6 +1,7 @@
 """The usual calls with a head that is known are answered without parser and task, and their callers cannot tell."""
 
 import asyncio
+import logging
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
+from structlog.testing import capture_logs
 
 from api.web.protocol import BoundedProtocol
 from api.web.server import ServeConfig
@@ -381,6 +384,24 @@ async def test_requests_of_other_traces_go_the_short_way_too(
     kept = [dict(call.messages[0].headers) for call in fake.prepared[-5:]]
     second = {"traceparent": TRACE.replace("b7", "c7").encode(), "tracestate": b"a=1"}
     assert kept == [{"traceparent": TRACE.encode()}, {}, second, second, {}]
+
+
+async def test_log_line_of_a_request_names_its_trace_whichever_way_it_went(
+    live: LiveServer, fake: FakeTransactions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """So that the bridge's part of a trace is found in its log; a request without one names none."""
+    await make_facts(fake)
+    structlog.reset_defaults()
+    caplog.set_level(logging.DEBUG)
+    with capture_logs() as logs:
+        async with Client(live, monkeypatch) as client:
+            ways = [
+                (await client.call(write("/v1/transactions", lines=lines)))[1]
+                for lines in (PLAIN + f"traceparent: {TRACE}\r\n", PLAIN + f"traceparent: {TRACE}\r\n", PLAIN)
+            ]
+    assert ways == [False, True, True]
+    told = [entry.get("trace_id") for entry in logs if entry["event"] == "request_answered"]
+    assert told == [TRACE[3:35], TRACE[3:35], None]
 
 
 @pytest.mark.parametrize(
