@@ -17,7 +17,7 @@ from bridge.core.errors import StoreError
 from bridge.service.issuers import IssuerAway
 from bridge.store.message_store import TopicAdmin
 
-# --- where Kafka ---
+# --- where Kafka, SQL and this process itself listen ---
 
 _LOG = structlog.get_logger()
 _REFRESH_MS = 30_000

@@ -107,6 +107,8 @@ def find_open_servers(options: Mapping[str, KafkaValue]) -> list[str]:
     return [f"{host}:{port}" for host, port in servers if not is_loopback(host)]
 
 
+# --- settings: defaults, then `outbox-bridge.toml`, then the environment, then flags ---
+
 SETTINGS_FILE = "outbox-bridge.toml"
 ENV_PREFIX = "OUTBOX_BRIDGE_"
 _NESTED = "__"

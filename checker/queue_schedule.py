@@ -195,6 +195,9 @@ def _span_of(slot: int) -> tuple[int, int]:
     return slot << _SLOT_BITS, ((slot + 1) << _SLOT_BITS) - 1
 
 
+# --- all transactions of one queue by due time ---
+
+
 class QueueTime(NamedTuple):
     """How a queue stands: Kafka's time, until when it has been read to its end, and the monotonic time."""
 

@@ -146,6 +146,8 @@ def _refuse(guards: Sequence[EventGuard]) -> NoReturn:
     raise Misuse(guards[-1].remedy)
 
 
+# --- the inbox ---
+
 T = TypeVar("T")
 Given = TypeVar("Given")
 

@@ -142,6 +142,8 @@ def describe(group: str, events: list[dict[str, Any]]) -> Iterator[tuple[str, st
                 yield "rescued", "rescued: its producer did not end it, and its messages are published"
 
 
+# --- `dev` ---
+
 LOOPBACK = ("127.0.0.0/8", "::1/128")
 _CHATTY = {"bridge.store.kafka.options"}  # Kafka's clients log each retry; the file has them
 _LOG_BYTES = 10_000_000

@@ -156,6 +156,8 @@ def to_text(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, indent=1, default=str)
 
 
+# --- pages: templates that escape everything, headers that let them load nothing from elsewhere ---
+
 PREFIX = "/console"
 _FOLDER = Path(__file__).parent
 _POLICY = (

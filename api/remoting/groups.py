@@ -86,6 +86,8 @@ class RemotingCallers:
         return found
 
 
+# --- which connections speak for a producer group, and its checks ---
+
 _LOG = structlog.get_logger()
 _MOST_CLAIMED = 100
 _WAIT_MS = 20_000

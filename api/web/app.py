@@ -135,6 +135,8 @@ def _base(request: ApiRequest) -> str:
 
 
 _MODULES = (bodies, checks, groups, health, keys, parked, resolutions, search, transactions, views, webhooks)
+# --- the application ---
+
 _DESCRIPTION = """\
 RocketMQ's transactional messages, for Kafka: prepare a half message, run your local
 transaction, then commit or roll back. If the end never comes, the bridge asks your producer group.

@@ -97,6 +97,8 @@ class RecoveredOps:
             self._coming.clear()
 
 
+# --- what the owner of a queue knows ---
+
 TimesOf = Callable[[str], CheckTimes]
 """Check times of a producer group by its name."""
 

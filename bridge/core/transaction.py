@@ -81,6 +81,8 @@ def _read_state(raw: bytes) -> bytes:
     return b",".join(members) if is_valid else b""
 
 
+# --- a transaction ---
+
 _DIGITS = "0123456789abcdefghijklmnopqrstuv"
 _PAIRS = tuple(a + b for a in _DIGITS for b in _DIGITS)
 _QUEUES = {pair: queue_id for queue_id, pair in enumerate(_PAIRS)}

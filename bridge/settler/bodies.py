@@ -134,6 +134,8 @@ def _find_properties(headers: Sequence[Header]) -> bytes | None:
     return headers[-1][1] if headers and headers[-1][0] == PROPERTIES_HEADER else None
 
 
+# --- bodies of pending transactions ---
+
 UNKNOWN_TOPIC = "UNKNOWN_TOPIC"
 NOT_AUTHORISED = "NOT_AUTHORISED"  # we may not even describe it
 LEADERLESS = "LEADERLESS"

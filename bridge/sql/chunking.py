@@ -205,6 +205,8 @@ def widen(entry: StateEntry) -> OpEntry:
     return OpEntry(entry.offset, entry.stored_ms, decode_op(entry.transaction_id, entry.value))
 
 
+# --- entries that wait, and which of them may be applied together ---
+
 MAX_WAITING_BYTES = 16 * 1024 * 1024
 
 

@@ -197,6 +197,9 @@ def _sort(chunk: Chunk) -> tuple[dict[str, HalfEntry], dict[str, CommitEntry], s
     return halves, commits, rare
 
 
+# --- writes of the projection ---
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkResult:
     """What became of a chunk. `quarantined`: journal offsets of records that cannot be parsed, with the reason.

@@ -141,6 +141,8 @@ async def _settle(result: object) -> None:
         await result
 
 
+# --- the block ---
+
 _LOG = logging.getLogger(__name__)
 
 

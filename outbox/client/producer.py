@@ -38,6 +38,8 @@ C = TypeVar("C", bound=Check)
 
 MAX_CHECK_S = 60.0  # the longest exchange of a check that a group can have
 
+# --- the producer ---
+
 _LOG = logging.getLogger(__name__)
 
 
