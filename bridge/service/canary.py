@@ -13,7 +13,7 @@ from bridge.clock import Clock
 from bridge.core.check_rules import CheckCalls, CheckMode, CheckTimes, GroupSettings, WhenExhausted
 from bridge.core.errors import SqlUnavailable, StoreError
 from bridge.core.measures import Durations
-from bridge.core.message import Message, MessageQueue
+from bridge.core.message import Message, MessageQueue, Receipt
 from bridge.core.record import Resolution
 from bridge.core.transaction import TransactionState, TransactionView
 from bridge.service.contract import EndCall, Outcome, PrepareCall, Prepared, RefusalCode, Refused
@@ -28,6 +28,7 @@ _SETTINGS = GroupSettings(
     CheckTimes(max_lifetime_ms=60_000), CheckCalls(mode=CheckMode.PULL), WhenExhausted.ROLLBACK
 )  # fmt: skip
 _WAIT_MS = 10_000
+_LOOK_MS = 20
 _OVER = frozenset({RefusalCode.ALREADY_RESOLVED, RefusalCode.UNKNOWN_TRANSACTION, RefusalCode.GIVEN_UP})
 
 
@@ -111,16 +112,25 @@ class Canary:
                 self._open = None
             return told.detail
         assert isinstance(told, TransactionView)
-        if told.blocked or told.state is not TransactionState.COMMITTED:
-            self._open = None if told.abandoned else self._open
+        if told.state is not TransactionState.COMMITTED or not told.receipts:
+            if told.abandoned:
+                self._open = None
             return told.reason or told.state.value
         times.append(self._clock.monotonic_ms())
         self._open = None
         [receipt] = told.receipts
-        place = f"{receipt.topic}[{receipt.queue_id}]@{receipt.queue_offset}"
-        found = await self._store.get(MessageQueue(receipt.topic, receipt.queue_id), receipt.queue_offset or 0, 1)
+        is_there = await self._read(receipt, value)
         times.append(self._clock.monotonic_ms())
-        return None if any(message.value == value for message in found.messages) else f"not found at {place}"
+        return None if is_there else f"not found at {receipt.topic}[{receipt.queue_id}]@{receipt.queue_offset}"
+
+    async def _read(self, receipt: Receipt, value: bytes) -> bool:
+        """Whether it can be read: brokers write the marker that ends a Kafka transaction after they have said so."""
+        queue, deadline_ms = MessageQueue(receipt.topic, receipt.queue_id), self._clock.monotonic_ms() + _WAIT_MS
+        while True:
+            found = await self._store.get(queue, receipt.queue_offset or 0, 1)
+            if found.messages or self._clock.monotonic_ms() >= deadline_ms:
+                return any(message.value == value for message in found.messages)
+            await self._clock.sleep_ms(_LOOK_MS)
 
     async def _prepare(self) -> str | None:
         await self._directory.ensure_group(CANARY_GROUP, _SETTINGS)

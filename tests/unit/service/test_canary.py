@@ -2,9 +2,16 @@
 
 from pathlib import Path
 
+import pytest
+
+from bridge.core.message import MessageQueue
+from bridge.core.record import Act
+from bridge.core.transaction import TransactionView
 from bridge.node import Node
 from bridge.service.canary import ARRIVED, CANARY_GROUP, FAILED, Canary, CanaryConfig
+from bridge.service.operate import Who
 from bridge.store.memory.link import Fate, NoFaults, Step
+from bridge.store.message_store import GetResult, MessageStore
 from tests.support.service_world import ServiceWorld, make_service_world
 
 TOPIC = "orders"
@@ -43,6 +50,56 @@ def test_canary_arrives_and_tells_how_long_each_step_took(tmp_path: Path) -> Non
             assert (canary.last, canary.counts) == (second, {ARRIVED: 2})
             assert canary.durations.count == 2
             assert await count_prepared(world) == 2
+
+    world.run(story())
+
+
+class LateMarkers:
+    """Of the store's look-ups: the first ones find nothing yet."""
+
+    def __init__(self, store: MessageStore, looks: int) -> None:
+        self._store = store
+        self._left = looks
+
+    async def get(self, queue: MessageQueue, offset: int, max_count: int) -> GetResult:
+        self._left -= 1
+        return await self._store.get(queue, offset if self._left < 0 else 10_000, max_count)
+
+
+@pytest.mark.parametrize(("looks", "has_arrived"), [(3, True), (100_000, False)])
+def test_canary_waits_for_the_marker_behind_its_message(tmp_path: Path, looks: int, has_arrived: bool) -> None:
+    """A broker answers EndTxn before readers may see what it committed; but it does not wait for ever."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling():
+            canary = make_canary(api)
+            canary._store = LateMarkers(api.backing.store, looks)  # type: ignore[assignment]
+            run = await canary.run_once()
+            assert (run.failure is None) == has_arrived
+            assert run.read_ms >= 60
+            assert has_arrived or "not found at orders[" in str(run.failure)
+
+    world.run(story())
+
+
+def test_canary_that_an_operator_gave_up_is_followed_by_another(tmp_path: Path) -> None:
+    """What was abandoned is never published: the next one shows whether the way is open again."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling(), world.projecting():
+            canary = make_canary(api)
+            assert (await canary.run_once()).failure is None
+            topic = world.settlers.memory.cluster.log.topics[TOPIC]
+            topic.is_denied = True
+            assert (await canary.run_once()).failure
+            assert canary._open is not None
+            told = await api.transactions.act(canary._open[0], Act.ABANDON, Who("ann", "why"))
+            assert isinstance(told, TransactionView)
+            topic.is_denied = False
+            await world.sleep(60_000)
+            assert [bool((await canary.run_once()).failure) for _ in range(2)] == [True, False]
 
     world.run(story())
 
