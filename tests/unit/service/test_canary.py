@@ -99,7 +99,11 @@ def test_canary_that_an_operator_gave_up_is_followed_by_another(tmp_path: Path) 
             assert isinstance(told, TransactionView)
             topic.is_denied = False
             await world.sleep(60_000)
-            assert [bool((await canary.run_once()).failure) for _ in range(2)] == [True, False]
+            assert (await canary.run_once()).failure
+            assert canary._open is None
+            while (await canary.run_once()).failure:  # what the settler knows of the topic is a little old
+                await world.sleep(1_000)
+            assert await count_prepared(world) == 3
 
     world.run(story())
 
