@@ -244,13 +244,14 @@ class Door:
             return
         if send.is_transactional:
             self._join(peer, send.group)
-        usage = self._parts.quotas.find(peer.caller.name)
-        if (problem := self._parts.quotas.enter(usage, self._sends)) is not None:
-            self.totals.refused += 1
-            detail = f"rate-limited: {problem.detail}; nothing was applied; again in {problem.retry_after_s} s"
-            peer.send(request.answer(ResponseCode.SYSTEM_BUSY, detail))
-            return
-        usage.charge_bytes(len(request.body))
+        usage = self._parts.quotas.find(peer.caller.name) if peer.caller.is_proven else None
+        if usage is not None:
+            if (problem := self._parts.quotas.enter(usage, self._sends)) is not None:
+                self.totals.refused += 1
+                detail = f"rate-limited: {problem.detail}; nothing was applied; again in {problem.retry_after_s} s"
+                peer.send(request.answer(ResponseCode.SYSTEM_BUSY, detail))
+                return
+            usage.charge_bytes(len(request.body))
         self._sends += 1
         self.totals.sends += 1
         rightful = _RightfulCall(call, peer.caller.rights, self._find_first_try(peer, send, call))
@@ -288,10 +289,11 @@ class Door:
         return None
 
     def _give_sent(
-        self, peer: Requester, request: RemotingCommand, send: SendRequest, usage: Usage, answer: PrepareAnswer
+        self, peer: Requester, request: RemotingCommand, send: SendRequest, usage: Usage | None, answer: PrepareAnswer
     ) -> None:
         self._sends -= 1
-        usage.leave()
+        if usage is not None:
+            usage.leave()
         if isinstance(answer, Prepared):
             peer.tries.note_answer(answer.transaction_id, self._parts.transactions.kafka_time_ms())
             peer.send(self._show_sent(request, send, answer.transaction_id, answer.queue_offset))

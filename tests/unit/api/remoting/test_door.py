@@ -12,6 +12,7 @@ from api.remoting.gathering import FirstTries
 from api.remoting.message import RequestCode, ResponseCode
 from api.web.limits import QuotaConfig, Quotas
 from bridge.core.check_rules import CheckTimes, GroupSettings
+from bridge.core.grants import EVERYTHING
 from bridge.core.transaction import TransactionState
 from bridge.service.access import ANYBODY, Caller
 from bridge.service.contract import PrepareCall, Prepared
@@ -51,8 +52,11 @@ class Directory:
 
 
 class Callers:
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+
     def identify(self, request: RemotingCommand) -> Caller:
-        return ANYBODY
+        return self._caller
 
 
 class Groups:
@@ -74,7 +78,7 @@ class Peer:
         self.sent.append(frame)
 
 
-UNLIMITED = QuotaConfig()
+UNLIMITED, PROVEN = QuotaConfig(), Caller("shop", EVERYTHING, "k1")
 
 
 def send_of(key: str) -> RemotingCommand:
@@ -83,12 +87,17 @@ def send_of(key: str) -> RemotingCommand:
     return RemotingCommand(RequestCode.SEND_MESSAGE_V2, opaque=1, fields=fields, body=b"paid")
 
 
-def open_door(transactions: Transactions, transaction_timeout_ms: int = 6_000, quota: QuotaConfig = UNLIMITED) -> Door:
+def open_door(
+    transactions: Transactions,
+    transaction_timeout_ms: int = 6_000,
+    quota: QuotaConfig = UNLIMITED,
+    caller: Caller = ANYBODY,
+) -> Door:
     nobody = Any
     directory = Directory(transaction_timeout_ms)
     quotas = Quotas(quota, 1_000)
     parts = DoorParts(
-        transactions, directory, Groups(), Callers(), lambda: nobody, Clock(), quotas  # type: ignore[arg-type]
+        transactions, directory, Groups(), Callers(caller), lambda: nobody, Clock(), quotas  # type: ignore[arg-type]
     )  # fmt: skip
     return Door(parts, DoorConfig("127.0.0.1:9876", 1_000))
 
@@ -112,7 +121,7 @@ async def test_first_tries_and_others_never_share_a_list() -> None:
 async def test_send_over_the_quota_is_refused_and_nothing_is_applied(quota: QuotaConfig) -> None:
     """Of the principal, whichever connection it uses; with the word that lets clients try again, and how long."""
     transactions = Transactions()
-    door = open_door(transactions, quota=quota)
+    door = open_door(transactions, quota=quota, caller=PROVEN)
     peers = [Peer(learned()) for _ in range(4)]
     for number, peer in enumerate(peers):
         door.take(peer, send_of(key_of(NOW_MS + number)))  # type: ignore[arg-type]
@@ -126,6 +135,17 @@ async def test_send_over_the_quota_is_refused_and_nothing_is_applied(quota: Quot
     assert all(
         str(answer.remark).startswith("rate-limited: ") and "again in" in str(answer.remark) for answer in refused
     )
+
+
+async def test_who_is_not_known_has_no_quota() -> None:
+    """Without keys all clients have one name: what is fair between principals would keep them from each other."""
+    transactions = Transactions()
+    door = open_door(transactions, quota=QuotaConfig(requests_per_s=1))
+    peers = [Peer(learned()) for _ in range(4)]
+    for number, peer in enumerate(peers):
+        door.take(peer, send_of(key_of(NOW_MS + number)))  # type: ignore[arg-type]
+    await asyncio.sleep(0.05)
+    assert sum(len(keys) for keys, _ in transactions.lists) == 4
 
 
 @pytest.mark.parametrize(("takes_ms", "timeout_ms", "said"), [
