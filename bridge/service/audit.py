@@ -24,8 +24,7 @@ from bridge.core.message import JsonText, Message, MessageQueue
 from bridge.core.topics import InternalTopics
 from bridge.sql.access import ActEntry, adopt_entries, find_unlinked, read_last_link, read_links, read_macs, record_act
 from bridge.sql.engine import Database
-from bridge.sql.events import CLOUD_EVENTS_JSON, Happening, make_cloud_event, name_source, read_marks, write_marks
-from bridge.sql.identity import read_identity
+from bridge.sql.events import CLOUD_EVENTS_JSON, Happening, make_cloud_event, name_source, read_acts, write_marks
 from bridge.store.message_store import MessageStore, PutStatus
 
 _LOG = structlog.get_logger()
@@ -255,20 +254,22 @@ class AuditTopic:
         self._clock = clock
 
     async def work(self) -> None:
-        """Looks and tells until cancelled."""
-        while True:
-            told = 0
-            try:
-                told = await self.run_once()
-            except (StoreError, SqlUnavailable) as error:
-                self._note(str(error))
-            await self._clock.sleep_ms(0 if told == _PORTION else _TELL_INTERVAL_MS)
+        """Looks and tells until cancelled; whoever has the lease by then knows how it goes on."""
+        try:
+            while True:
+                told = 0
+                try:
+                    told = await self.run_once()
+                except (StoreError, SqlUnavailable) as error:
+                    self._note(str(error))
+                await self._clock.sleep_ms(0 if told == _PORTION else _TELL_INTERVAL_MS)
+        finally:
+            self.fault = ""
 
     async def run_once(self) -> int:
         """How many links it has left behind. Raises StoreError and SqlUnavailable."""
-        marks, known = await self._database.read(lambda conn: (read_marks(conn), read_identity(conn)))
-        after, identity = int(marks.get(_MARK, "0")), known.get(self._half_topic)
-        links = await self._database.read(partial(read_links, after=after, limit=_PORTION))
+        look = partial(read_acts, mark=_MARK, topic=self._half_topic, limit=_PORTION)
+        after, links, identity = await self._database.read(look)
         source = name_source(identity.cluster_id if identity else "", self._half_topic)
         acts = [(link, row) for link, row in links if row is not None]  # what was taken out of the audit is not told
         results = await self._store.put_many([self._make_message(source, *act) for act in acts])

@@ -7,8 +7,10 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from bridge.core.audit_chain import AuditLink, AuditRow
 from bridge.core.measures import show_time
 from bridge.core.message import write_json
+from bridge.sql.access import read_links
 from bridge.sql.bulk import make_upsert
 from bridge.sql.identity import Halt, TopicIdentity, read_halts, read_identity
 from bridge.sql.tables import check_results, event_marks, webhook_deliveries
@@ -164,6 +166,21 @@ def read_waiting(conn: Connection) -> dict[str, Waiting]:
 def read_marks(conn: Connection) -> dict[str, str]:
     """All of them."""
     return {row.name: row.value for row in conn.execute(sa.select(event_marks))}
+
+
+class Acts(NamedTuple):
+    """Links of the audit behind the one that a mark names, each with its entry if that is there; the identity of the
+    topic that the bridge is known by."""
+
+    after: int
+    links: list[tuple[AuditLink, AuditRow | None]]
+    identity: TopicIdentity | None
+
+
+def read_acts(conn: Connection, mark: str, topic: str, limit: int) -> Acts:
+    """As they stand at one moment."""
+    after = int(read_marks(conn).get(mark, "0"))
+    return Acts(after, read_links(conn, after, limit), read_identity(conn).get(topic))
 
 
 def write_marks(conn: Connection, marks: Mapping[str, str | None]) -> None:

@@ -1,5 +1,6 @@
 """bridge.service.audit: acts told as CloudEvents in a topic, in the order of the chain, none left out."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,25 @@ def test_acts_are_told_once_as_they_stand_in_the_audit(tmp_path: Path) -> None:
             assert (data["actor"], data["reason"], data["number"], data["before"]) == ("ann", "why", 1, None)
             assert data["after"]["accept_prepares"] is True
             assert "whsec_" not in json.dumps([put, rotated])
+
+    world.run(story())
+
+
+def test_process_that_has_lost_the_lease_complains_no_more(tmp_path: Path) -> None:
+    """What it could not tell another one tells."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api:
+            topic = open_topic(world, api)
+            await api.groups.put("shop", GroupSettings(), [], WHO)
+            world.settlers.memory.cluster.log.topics[TOPIC].is_denied = True
+            working = asyncio.create_task(topic.work())
+            while not topic.fault:
+                await world.sleep(100)
+            working.cancel()
+            await asyncio.wait([working])
+            assert topic.fault == ""
 
     world.run(story())
 
