@@ -185,6 +185,7 @@ class DevOptions:
     output: Output
     rocketmq_port: int | None = None
     check_after_s: float | None = None
+    has_usual_data: bool = True  # commands look for the Kafka of a `dev` there
 
     @property
     def roles(self) -> str:
@@ -208,7 +209,8 @@ def dev(  # noqa: PLR0913, PLR0917 - a wish is an option
 
     Data stay in .outbox-bridge. The first start downloads Kafka (45 MB).
     """
-    wishes = DevOptions(port, kafka_port, kafka, topic, config, output, rocketmq_port, check_after)
+    is_usual = data is None and not ephemeral and config is None
+    wishes = DevOptions(port, kafka_port, kafka, topic, config, output, rocketmq_port, check_after, is_usual)
     with sigterm_as_ctrl_c(), ExitStack() as stack:
         try:
             folder = _open_folder(stack, data, ephemeral, config)
@@ -414,9 +416,7 @@ def _welcome(url: str, settings: "Settings", wishes: DevOptions, steps: Steps) -
         ready = {"event": "ready", "url": url, "kafka": bootstrap, "data": str(settings.data_dir), "pid": os.getpid()}
         print_line(encode(ready).decode())
         return
-    # commands find the Kafka of a `dev` by its folder
-    is_found = load(None).data_dir.resolve() == settings.data_dir.resolve()
-    place = "" if is_found else f"OUTBOX_BRIDGE_DATA_DIR={settings.data_dir} "
+    place = "" if wishes.has_usual_data else f"OUTBOX_BRIDGE_DATA_DIR={settings.data_dir} "
     bridge = "" if url == DEFAULT_URL else f" --url {url}"
     lines = {
         "API": url,
