@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 from api.outgoing import is_safe
 from api.process import LogFormat, LogLevel
+from api.web.limits import QuotaConfig
 from bridge.core.grants import PRINCIPAL_NAME
 from bridge.core.keyring import parse_secret_keys, read_key_id
 from bridge.service.issuers import ALGORITHMS, USUAL_ALGORITHMS
@@ -190,6 +191,11 @@ class QuotasSettings(SettingSection):
     """Bytes of bodies a principal may send to one process; no limit if empty."""
     pending_of_group: Annotated[int, Field(ge=1)] | None = None
     """Transactions that a producer group may have pending; no limit if empty."""
+
+    @property
+    def of_principal(self) -> QuotaConfig:
+        """What each principal may use of a process."""
+        return QuotaConfig(self.requests_per_second, self.bytes_per_second)
 
 
 class LimitsSettings(SettingSection):

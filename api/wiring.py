@@ -22,7 +22,7 @@ from api.settings import Settings, show_settings
 from api.web.app import create_app, create_metrics_app
 from api.web.guard import is_loopback
 from api.web.health import make_readiness
-from api.web.limits import HttpLimits, QuotaConfig
+from api.web.limits import HttpLimits
 from api.web.metrics import Exposition, NodeMetrics
 from api.web.request import Services
 from api.web.server import ApiServer, ServeConfig, fit_connections, stop_at_signals
@@ -335,7 +335,7 @@ class _Process:
                 in_flight=min(limits.requests_in_flight, max(1, connections // 2)),
                 in_flight_bytes=limits.in_flight_bytes,
                 headers_per_message=limits.headers_per_message,
-                quotas=QuotaConfig(quotas.requests_per_second, quotas.bytes_per_second),
+                quotas=quotas.of_principal,
             ),
             exposition=Exposition(NodeMetrics(node, certificates, self._doors)),
             turns=node.turns,

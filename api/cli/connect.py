@@ -228,6 +228,8 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0}
 
 DEV_KAFKA = "dev.kafka"
 
+ReasonOption = Annotated[str, typer.Option("--reason", help="Why; kept in the audit.")]
+
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from api.cli.connect import DEFAULT_URL, HttpReply, UrlOption, call, find_all, quoted
+from api.cli.connect import DEFAULT_URL, HttpReply, ReasonOption, UrlOption, call, find_all, quoted
 from api.cli.output import (
     Column,
     CommandFailed,
@@ -40,7 +40,6 @@ EndpointOption = Annotated[list[str], typer.Option("--endpoint", "-e", metavar="
 AcceptOption = Annotated[
     bool | None, typer.Option("--accept-prepares/--no-accept-prepares", help="Whether new ones may be prepared.")
 ]
-ReasonOption = Annotated[str, typer.Option("--reason", help="Why; kept in the audit.")]
 WhatOption = Annotated[GroupSwitch, typer.Option("--what", help="Its checks, or what it prepares.")]
 
 _PATH = "/v1/producer-groups"

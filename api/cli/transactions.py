@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from api.cli.connect import DEFAULT_URL, HttpReply, UrlOption, call, find_all, quoted
+from api.cli.connect import DEFAULT_URL, HttpReply, ReasonOption, UrlOption, call, find_all, quoted
 from api.cli.output import (
     Column,
     CommandFailed,
@@ -53,7 +53,6 @@ AnyIdArgument = Annotated[
     str, typer.Argument(metavar="ID", help="Transaction id, or at least 8 characters of its start.")
 ]
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Transaction id.")]
-ReasonOption = Annotated[str, typer.Option("--reason", help="Why; kept in the audit.")]
 StateOption = Annotated[TransactionState | None, typer.Option("--state", case_sensitive=False)]
 GroupOption = Annotated[str | None, typer.Option("--group", "-g", help="Producer group.")]
 TopicOption = Annotated[str | None, typer.Option("--topic", help="A topic one of the messages goes to.")]

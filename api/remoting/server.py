@@ -16,7 +16,7 @@ from api.remoting.gathering import FirstTries
 from api.remoting.groups import ConnectedGroups, RemotingCallers
 from api.remoting.message import KeyRule
 from api.settings import Settings
-from api.web.limits import QuotaConfig, Quotas
+from api.web.limits import Quotas
 from api.web.metrics import PREFIX
 from api.web.server import Secured, bind
 from api.web.transports import Certificates
@@ -339,10 +339,7 @@ def open_door(settings: Settings, node: Node, certificates: Certificates | None)
             address, limits.message_bytes, rule, limits.requests_in_flight, settings.auto_create_groups
         )
         callers = RemotingCallers(node.signing)
-        quotas = Quotas(
-            QuotaConfig(settings.quotas.requests_per_second, settings.quotas.bytes_per_second),
-            limits.requests_in_flight,
-        )
+        quotas = Quotas(settings.quotas.of_principal, limits.requests_in_flight)
         parts = DoorParts(node.transactions, node.directory, groups, callers, lambda: node.nonces, clock, quotas)
         return Door(parts, door_config), groups
 

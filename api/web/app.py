@@ -33,7 +33,7 @@ from api.web import (
 from api.web.guard import UNPROVEN, Traffic
 from api.web.limits import ByteBudget, Quotas
 from api.web.metrics import HttpMetrics
-from api.web.openapi import COMPONENT, Json, reference
+from api.web.openapi import COMPONENT, GROUPS, HEALTH, OPERATORS, Json, reference
 from api.web.problems import PROBLEMS, Rejected
 from api.web.request import ApiRequest, Services
 from api.web.road import NO_PATH, Road, Routes, Site
@@ -235,10 +235,10 @@ _KEY_SCHEME = {
 _TAGS = [
     {"name": "transactions", "description": "Prepare and end transactions, look them up."},
     {"name": "messages", "description": "Publish without a local transaction."},
-    {"name": "producer groups", "description": "Who may answer checks, and how they are asked."},
+    {"name": GROUPS, "description": "Who may answer checks, and how they are asked."},
     {"name": "keys", "description": "Who may call, what for, and the keys that prove it."},
-    {"name": "operators", "description": "Parked transactions, timelines, counts, audit."},
-    {"name": "health", "description": "Liveness, readiness, metrics."},
+    {"name": OPERATORS, "description": "Parked transactions, timelines, counts, audit."},
+    {"name": HEALTH, "description": "Liveness, readiness, metrics."},
     {"name": "callback", "description": "What the bridge asks of you."},
 ]
 _TABLE = [

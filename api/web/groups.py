@@ -9,7 +9,7 @@ from api.web.bodies import GroupName, Nothing, Reason
 from api.web.openapi import CURSOR, GROUP, GROUPS, LIMIT, Body, Operation, query_parameter
 from api.web.parse import check_group
 from api.web.problems import invalid
-from api.web.request import ApiRequest, Query, check_reason, read_json, refuse, who_is
+from api.web.request import ApiRequest, Query, check_reason, read_json, read_nothing, refuse, who_is
 from api.web.road import NO_STORE, HttpAnswer, Routes, json_answer
 from api.web.search import PAGE_PARAMETERS, GroupCountsAnswer, answer_page, page_of, render_counts
 from api.web.views import Time, render_optional_time
@@ -365,7 +365,6 @@ def _render_health(health: EndpointHealth) -> EndpointAnswer:
 routes = Routes()
 
 _group = msgspec.json.Decoder(PutGroup)
-_nothing = msgspec.json.Decoder(Nothing)
 _endpoint = msgspec.json.Decoder(RegisterEndpoint)
 _switch = msgspec.json.Decoder(SwitchGroup)
 
@@ -414,7 +413,7 @@ async def delete(request: ApiRequest, group: str) -> HttpAnswer:
     """Removes a group without pending, parked or blocked transactions."""
     check_group(group, "?group")
     Query(request.query, ())
-    await read_json(request, _nothing, is_optional=True)
+    await read_nothing(request)
     refused = await request.services.groups.delete(group, who_is(request, ""))
     if refused is not None:
         raise refuse(refused)
@@ -426,7 +425,7 @@ async def rotate_secret(request: ApiRequest, group: str) -> HttpAnswer:
     """Makes a new signing secret, shown once; the old one signs too for 24 h."""
     check_group(group, "?group")
     Query(request.query, ())
-    await read_json(request, _nothing, is_optional=True)
+    await read_nothing(request)
     secret = await request.services.groups.rotate_secret(group, who_is(request, ""))
     if isinstance(secret, Refused):
         raise refuse(secret)
@@ -477,7 +476,7 @@ async def remove_endpoint(request: ApiRequest, group: str) -> HttpAnswer:
     url = Query(request.query, {"url"}).text("url")
     if not url:
         raise invalid("?url", "which endpoint?")
-    await read_json(request, _nothing, is_optional=True)
+    await read_nothing(request)
     removed = await request.services.groups.remove_endpoint(group, url, who_is(request, ""))
     if isinstance(removed, Refused):
         raise refuse(removed)

@@ -1,4 +1,4 @@
-"""Liveness, readiness, metrics: routes, answers and their description."""
+"""The bridge as a whole: liveness, readiness, metrics, the pause of prepares. Routes, answers and their description."""
 
 import asyncio
 from collections.abc import Callable, Mapping

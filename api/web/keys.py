@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from api.web.bodies import Nothing
 from api.web.openapi import Body, Operation, path_parameter
 from api.web.problems import NOT_FOUND, Problem, Rejected, invalid
-from api.web.request import ApiRequest, Query, read_json, refuse, who_is
+from api.web.request import ApiRequest, Query, read_json, read_nothing, refuse, who_is
 from api.web.road import NO_STORE, HttpAnswer, Routes, answer_list, json_answer
 from api.web.views import Time, render_optional_time
 from bridge.core.grants import PRINCIPAL_NAME, Grant, Verb, is_pattern, is_principal_name
@@ -137,7 +137,6 @@ REVOKE_KEY = Operation(
 
 routes = Routes()
 
-_nothing = msgspec.json.Decoder(Nothing)
 _put = msgspec.json.Decoder(PutPrincipal)
 _create = msgspec.json.Decoder(CreateKey)
 
@@ -171,7 +170,7 @@ async def put(request: ApiRequest, principal: str) -> HttpAnswer:
 @routes.add("DELETE", "/v1/principals/{principal}", DELETE, verb=Verb.ADMIN, is_for_all=True)
 async def delete(request: ApiRequest, principal: str) -> HttpAnswer:
     """Removes a principal, its grants and its keys."""
-    await read_json(request, _nothing, is_optional=True)
+    await read_nothing(request)
     refused = await request.services.access.delete(_checked(principal), who_is(request, ""))
     if refused is not None:
         raise refuse(refused)
@@ -196,7 +195,7 @@ async def create_key(request: ApiRequest, principal: str) -> HttpAnswer:
 @routes.add("DELETE", "/v1/keys/{key_id}", REVOKE_KEY, verb=Verb.ADMIN, is_for_all=True)
 async def revoke_key(request: ApiRequest, key_id: str) -> HttpAnswer:
     """Ends a key."""
-    await read_json(request, _nothing, is_optional=True)
+    await read_nothing(request)
     refused = await request.services.access.revoke(key_id, who_is(request, ""))
     if refused is not None:
         raise refuse(refused)

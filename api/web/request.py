@@ -15,6 +15,7 @@ import msgspec
 from starlette.datastructures import QueryParams
 from starlette.types import Message, Receive, Scope
 
+from api.web.bodies import Nothing
 from api.web.guard import NOBODY, ByteLease, Traffic
 from api.web.large_bodies import LARGE_BYTES, body_in_steps
 from api.web.limits import HttpLimits, Usage, overloaded, too_large
@@ -107,6 +108,7 @@ class Services:
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
 _NOTHING = QueryParams()
+_nothing = msgspec.json.Decoder(Nothing)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 
 
@@ -444,6 +446,11 @@ def item(status: int, body: object) -> bytes:
 def problem_item(problem: Problem, request_id: str) -> bytes:
     """A refused result in a batch."""
     return b'{"status":%d,"problem":%b}' % (problem.type.status, encode_json(problem_members(problem, request_id)))
+
+
+async def read_nothing(request: ApiRequest) -> None:
+    """Raises Rejected for a body that is more than an empty object."""
+    await read_json(request, _nothing, is_optional=True)
 
 
 def who_is(request: ApiRequest, reason: str) -> Who:

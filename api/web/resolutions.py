@@ -12,7 +12,7 @@ from api.web.ndjson import Line, LinesAnswer
 from api.web.openapi import END_PROBLEMS, OPERATORS, PREFER, TRANSACTION_ID, WAIT, Body, Operation
 from api.web.parse import NoncedEnd, check_transaction_id, parse_resolution, parse_resolutions
 from api.web.problems import Problem, invalid
-from api.web.request import JSON, NDJSON, ApiRequest, check_reason, media_type, read_json, refuse, who_is
+from api.web.request import JSON, NDJSON, ApiRequest, check_reason, media_type, read_json, read_nothing, refuse, who_is
 from api.web.road import HttpAnswer, Routes, json_answer
 from api.web.transactions import BLOCKED, EACH, TAG, answer_each, join, parse_lines, patience_of, show
 from api.web.views import AskedAnswer, BatchAnswer, TransactionAnswer
@@ -137,7 +137,6 @@ RESUME = Operation(
 ).arguments()
 
 
-_nothing = msgspec.json.Decoder(Nothing)
 _force = msgspec.json.Decoder(ForceTransaction)
 _abandon = msgspec.json.Decoder(AbandonTransaction)
 _resume = msgspec.json.Decoder(ResumeTransaction)
@@ -147,7 +146,7 @@ _resume = msgspec.json.Decoder(ResumeTransaction)
 async def ask_now(request: ApiRequest, transaction_id: str) -> HttpAnswer:
     """Asks the producer group now, instead of at the next due time."""
     check_transaction_id(transaction_id, "?transaction_id")
-    await read_json(request, _nothing, is_optional=True)
+    await read_nothing(request)
     wait_ms = patience_of(request).wait_ms
     answer = await request.services.transactions.act(transaction_id, Act.CHECK, who_is(request, ""), wait_ms)
     if isinstance(answer, Refused):

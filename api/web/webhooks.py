@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 from api.web.bodies import Nothing, RequestTime
 from api.web.openapi import OPERATORS, Body, Operation, path_parameter
 from api.web.problems import NOT_FOUND, Problem, Rejected
-from api.web.request import ApiRequest, Query, read_json, refuse, who_is
+from api.web.request import ApiRequest, Query, read_json, read_nothing, refuse, who_is
 from api.web.road import HttpAnswer, Routes, json_answer
 from api.web.search import parse_optional_time
 from api.web.views import Time, render_optional_time
@@ -90,7 +90,6 @@ REPORT_FINDINGS = Operation(
 
 routes = Routes()
 
-_nothing = msgspec.json.Decoder(Nothing)
 _findings = msgspec.json.Decoder(ReportFindings)
 
 
@@ -109,7 +108,7 @@ async def list_webhooks(request: ApiRequest) -> HttpAnswer:
 async def test_webhook(request: ApiRequest, webhook: str) -> HttpAnswer:
     """Sends a test event to a receiver now, once; audited."""
     Query(request.query, ())
-    await read_json(request, _nothing, is_optional=True)
+    await read_nothing(request)
     webhooks: Webhooks | None = request.services.webhooks
     attempt = None if webhooks is None else await webhooks.test(webhook, who_is(request, ""))
     if isinstance(attempt, Refused):
