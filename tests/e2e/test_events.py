@@ -61,7 +61,7 @@ def test_parked_transaction_is_told_although_the_process_that_tells_is_killed(ka
             return int(second.get("/v1/webhooks").json()["webhooks"][0]["waiting"])
 
         wait_until(lambda: waiting() == 1, 60, "an event waits")
-        assert "refused" in bridge.run("webhook", "list", *bridge_url)
+        wait_until(lambda: "refused" in bridge.run("webhook", "list", *bridge_url), 60, "it was told once, in vain")
         assert "did not take the event: refused" in bridge.run_refused("webhook", "test", "pager", *bridge_url)
         first.kill()
         with documented_receiver(tmp_path, port) as log:
