@@ -119,7 +119,7 @@ bench-peers: $(PLOTTER) ## the first part beside RocketMQ (needs Maven), plain F
 lock: $(INSTALLED) ## new hashes for requirements/ (LOCK_ARGS=--upgrade for newer versions)
 	$(COMPILE) --extra dev pyproject.toml -o requirements/dev.txt
 	$(COMPILE) --extra server --extra local-kafka -c requirements/dev.txt pyproject.toml requirements/build.in -o requirements/demo.txt
-	$(COMPILE) --extra server --extra postgres --extra rocketmq -c requirements/dev.txt pyproject.toml -o requirements/server.txt
+	$(COMPILE) --extra server --extra postgres --extra rocketmq --extra otel -c requirements/dev.txt pyproject.toml -o requirements/server.txt
 	$(COMPILE) --extra spark -c requirements/dev.txt pyproject.toml -o requirements/spark.txt
 	$(COMPILE) -c requirements/dev.txt requirements/build.in -o requirements/build.txt
 	$(COMPILE) -c requirements/dev.txt requirements/lint.in -o requirements/lint.txt

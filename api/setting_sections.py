@@ -308,6 +308,14 @@ class CanarySettings(SettingSection):
     """How often one is prepared, committed and read."""
 
 
+class TracesSettings(SettingSection):
+    """OpenTelemetry spans of transactions that a sampled trace belongs to."""
+
+    export: Literal["off", "otlp"] = "off"
+    """`otlp`: to the collector that the environment names (`OTEL_EXPORTER_OTLP_ENDPOINT`), by OTLP over HTTP. Needs the
+    extra `otel`."""
+
+
 class SettlerSettings(SettingSection):
     """How settlers share the queues."""
 

@@ -31,6 +31,7 @@ from api.setting_sections import (
     SecuritySettings,
     SettlerSettings,
     TopicsSettings,
+    TracesSettings,
     WebhookSettings,
 )
 from api.web.guard import is_loopback
@@ -169,6 +170,7 @@ class Settings(BaseSettings):
     remoting: RemotingSettings = RemotingSettings()
     audit: AuditSettings = AuditSettings()
     canary: CanarySettings = CanarySettings()
+    traces: TracesSettings = TracesSettings()
     webhooks: tuple[WebhookSettings, ...] = ()
     """Receivers of the bridge's own events; the same in all processes."""
     settler: SettlerSettings = SettlerSettings()

@@ -10,6 +10,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -53,6 +54,9 @@ from checker.call import CheckCaller
 from checker.endpoint_guard import CallbackPolicy, check_url, parse_networks
 from checker.http_caller import HttpCaller, resolve_name
 from checker.webhooks import WebhookTarget
+
+if TYPE_CHECKING:
+    from api.tracing import Tracing
 
 _LOG = structlog.get_logger()
 _ROLES = ("api", "settler", "projector", "remoting")
@@ -237,6 +241,14 @@ def make_owner() -> str:
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
+def _open_tracing() -> "Tracing":
+    try:
+        from api.tracing import open_tracing  # noqa: PLC0415 (has an extra)
+    except ImportError as error:
+        raise ConfigError("traces.export needs an extra: pip install 'outbox-bridge[otel]'") from error
+    return open_tracing()
+
+
 class _Process:
     """The node of a process, what it is served with, and what else runs beside."""
 
@@ -247,12 +259,22 @@ class _Process:
         configured = [*_bootstrap_servers(settings), *database.addresses()]
         self._own = OwnAddresses(kafka.admin, configured, self._clock, resolve_name)
         self._callbacks = CallbackPolicy(parse_networks(settings.callbacks.allow_networks), self._own)
-        backing = kafka.back(database, lambda: HttpCaller(self._callbacks, self._clock))
-        self.node = Node(backing, self._make_config())
+        self._tracing = None if settings.traces.export == "off" else _open_tracing()
+        self.node = Node(replace(kafka.back(database, self._open_caller), tracer=self._tracing), self._make_config())
         self._certificates: Certificates | None = None
         shared = {one.name: one.value for one in show_settings(settings) if one.name in SHARED}
         self._board = ProcessBoard(database, self._clock, self.node.owner, shared)
         self._doors: list[RemotingServer] = []
+
+    def _open_caller(self) -> CheckCaller:
+        caller = HttpCaller(self._callbacks, self._clock)
+        return caller if self._tracing is None else self._tracing.follow(caller)
+
+    async def stop(self) -> None:
+        """Stops the node; spans that are left are given a moment."""
+        await self.node.stop()
+        if self._tracing is not None:
+            await self._tracing.close()
 
     async def start(self, roles: Roles) -> None:
         """Starts the loops of these roles. Raises ConfigError if a promise could not be kept."""
@@ -347,6 +369,7 @@ class _Process:
             consumers=node.consumers,
             reports=http.reports,
             calls_of=node.calls_of,
+            tracer=self._tracing,
             settings=[(one.name, one.value, one.origin.value) for one in show_settings(self._settings)],
         )
 
@@ -458,4 +481,4 @@ async def _open_process(settings: Settings) -> AsyncIterator[_Process]:
         try:
             yield process
         finally:
-            await process.node.stop()
+            await process.stop()

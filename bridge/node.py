@@ -39,7 +39,7 @@ from bridge.service.replies import FollowerPorts, OpFollower, PendingReplies
 from bridge.service.topics import ConsumerWatch, TopicCache, TopicCacheConfig
 from bridge.service.transactions import TransactionService
 from bridge.settler.bodies import KnownTopics
-from bridge.settler.ports import SettlerConfig, SettlerObserver, SettlerPorts
+from bridge.settler.ports import SettlerConfig, SettlerObserver, SettlerPorts, SettleTracer
 from bridge.settler.settler import Settler
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database
@@ -80,6 +80,7 @@ class Backing:
     `owners` and `gathering`, the projector's if it has its own, carry op records as they are in the log: the node
     seals and opens them. `destinations`: what the owners know topics from, if they do. `open_caller`: called by a
     process that checks. `check_clock`: the checker's if it has its own, whose wall clock dates signatures.
+    `tracer`: who is told what is published, if anybody is.
     `seal_watch`: filled from the database when the node starts.
     """
 
@@ -94,6 +95,7 @@ class Backing:
     destinations: KnownTopics | None = None
     check_clock: Clock | None = None
     seal_watch: SealWatch = field(default_factory=SealWatch)
+    tracer: SettleTracer | None = None
 
 
 def refuse_no_url(url: str) -> None:
@@ -290,7 +292,8 @@ class Node:
         backing, config = self.backing, self._config
         destinations = backing.destinations or KnownTopics(backing.admin, backing.clock)
         ports = SettlerPorts(
-            backing.store, self._seal(backing.owners), destinations, self.times_of, observer, backing.clock, self.log
+            backing.store, self._seal(backing.owners), destinations, self.times_of, observer, backing.clock, self.log,
+            tracer=backing.tracer,
         )  # fmt: skip
         has_id_header = config.destinations.has_id_header
         return Settler(config.topics, config.owner, ports, config.settler, has_id_header=has_id_header)

@@ -69,6 +69,14 @@ class CheckResult(NamedTuple):
 ReadinessCheck = Callable[[], Awaitable[CheckResult]]
 
 
+class RequestTracer(Protocol):
+    """Notified of each request that is over. Never blocks."""
+
+    def answered(self, route: str, method: str, status: int, seconds: float, asked: "Asked") -> None:
+        """A `status` of 0: its answer has not begun."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Services:
     """Everything the routes call. `readiness`: by name; all must be ok for /readyz to be. `nonces`: the checker's.
@@ -101,6 +109,7 @@ class Services:
     consumers: ConsumerWatch | None = None
     reports: Path | None = None
     calls_of: Callable[[str], CallsOfGroup | None] = lambda _: None
+    tracer: RequestTracer | None = None
 
 
 # --- a request as the calls see it, whoever received it: body, query, services, who asks ---

@@ -352,6 +352,8 @@ class Road:
         """For metrics and the log: a request is over."""
         seconds = time.perf_counter() - started
         self.metrics.observe(route, method, status, seconds)
+        if self.services.tracer is not None:
+            self.services.tracer.answered(route, method, status, seconds, asked)
         level = logging.INFO if status >= 500 else logging.DEBUG
         if _LEVEL.isEnabledFor(level):
             _LOG.log(

@@ -16,6 +16,7 @@ from bridge.core.position import LowWatermarkConfig, Witness
 from bridge.core.transaction import Transaction
 from bridge.settler.blocked import BlockedSchedule
 from bridge.settler.bodies import KnownTopics, Loaded
+from bridge.store.halves import LoadedHalf
 from bridge.store.message_store import MessageStore, OwnerStore
 
 
@@ -118,6 +119,14 @@ class SettlerObserver(Protocol):
         ...
 
 
+class SettleTracer(Protocol):
+    """Notified of each Kafka transaction that published something. Never blocks."""
+
+    def published(self, queue_id: int, halves: Sequence[LoadedHalf], duration_ms: int) -> None:
+        """These half messages are published; the Kafka transaction took so long."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class SettlerConfig:
     """Bounds of a settler's work, per queue unless said otherwise."""
@@ -182,6 +191,7 @@ class SettlerPorts:
     clock: Clock
     log: LogWatchPort
     times: SettleTimes = field(default_factory=SettleTimes)
+    tracer: SettleTracer | None = None
 
 
 @dataclass(slots=True)

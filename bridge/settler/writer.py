@@ -102,6 +102,9 @@ class QueueWriter:
         commits_ms = [t.ended_ms or t.appended_ms for t in batch.publishes.values()]
         self._ports.times.publish.add_since(commits_ms, self.time.now_ms())
         self._written_s, self._written_at_ms = state.s, self._ports.clock.monotonic_ms()
+        if self._ports.tracer is not None and batch.publishes:
+            halves = [bodies[i] for i in batch.publishes if i in bodies]
+            self._ports.tracer.published(self.target.queue_id, halves, self._written_at_ms - self.began_at_ms)
         self._moved_at_ms = None
         self._counts.batches += 1
         self._counts.published += len(batch.publishes)
