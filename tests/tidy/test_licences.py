@@ -21,6 +21,7 @@ TOOLS = {
 SHIPPED = ("server.txt", "spark.txt")  # what the images have
 
 IN_WORDS = {
+    "3-Clause BSD License": "BSD-3-Clause",
     "Apache": "Apache-2.0",
     "Apache Software License": "Apache-2.0",
     "BSD License": "BSD",
