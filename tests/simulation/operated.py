@@ -78,14 +78,21 @@ def _sized(evidence: Evidence) -> Iterator[Violation]:
 
 
 def _claimed(evidence: Evidence) -> Iterator[Violation]:
-    """K: a check that was claimed is nobody else's until its lease is over."""
+    """K: a claimed check is nobody else's until its lease is over, or its transaction was parked and resumed."""
+    slack_ms = evidence.clock_ms
+    resumed: dict[str, list[int]] = defaultdict(list)
+    for stored_ms, act in evidence.acts:
+        if act.act is Act.RESUME:
+            resumed[act.transaction_id].append(stored_ms - START_MS)
     by_check: dict[tuple[str, int], list[Asked]] = defaultdict(list)
     for asked in evidence.asked:
         if asked.node == PULLED:
             by_check[asked.transaction_id, asked.check_number].append(asked)
     for (transaction_id, number), claims in by_check.items() if not evidence.is_restored else ():
         for before, after in itertools.pairwise(claims):
-            if after.at_ms < before.began_ms + PULL_LEASE_MS:
+            lives = resumed.get(transaction_id, ())
+            is_new_life = any(before.began_ms - slack_ms <= at_ms <= after.at_ms + slack_ms for at_ms in lives)
+            if after.at_ms < before.began_ms + PULL_LEASE_MS and not is_new_life:
                 what = f"check {number} was claimed again {after.at_ms - before.began_ms} ms after it was claimed"
                 yield Violation("K", transaction_id, what)
 
