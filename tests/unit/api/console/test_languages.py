@@ -87,3 +87,15 @@ def test_every_page_is_there_in_every_language(bridge: WholeBridge, language: st
     for path in (*paths, "topics", "topics/orders", "reports", "audit", "settings"):
         reply = bridge.call("GET", f"/console/{path}", headers={"cookie": f"outbox-bridge-language={language}"})
         assert reply.status in {200, 303}, path
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_words_for_what_happened_and_what_is_next_are_translated_too(bridge: WholeBridge, language: str) -> None:
+    """Names, reasons and sentences of the bridge stay as the API has them."""
+    body = {"producer_group": "shop", "messages": [{"topic": "orders", "value": {"n": 1}}]}
+    one = bridge.call("POST", "/v1/transactions", body).document["transaction_id"]
+    headers = {"cookie": f"outbox-bridge-language={language}"}
+    page = bridge.call("GET", f"/console/transactions/{one}", headers=headers).body.decode()
+    words = {"en": ("prepared", "check"), "zh": ("已准备", "检查")}
+    for chosen, found in words.items():
+        assert all((f"<strong>{word}</strong>" in page) is (chosen == language) for word in found), chosen
