@@ -392,11 +392,8 @@ def demo(
         stage = stack.enter_context(DemoEnvironment())
         door = _DOOR_PORT if rocketmq else None
         is_so = DemoScript(stage, is_broken=is_broken, kafka=kafka, prefix=prefix, door=door).tell()
-        if rocketmq:
-            say(f"RocketMQ's clients: namesrvAddr 127.0.0.1:{door}, topic {DOOR_TOPIC}, as in examples/rocketmq-java")
         if stay or rocketmq:
-            say("everything keeps running; Ctrl-C ends it")
-            _wait_for_ctrl_c()
+            _stay(door)
         else:
             say(_NEXT.format(command=_name_command()))
     if not is_so:
@@ -417,6 +414,11 @@ def _remove_topics(kafka: str, prefix: str) -> None:
         say(f"topics that begin with {prefix} may be left on {kafka}: {error}", "red")
 
 
-def _wait_for_ctrl_c() -> None:
+def _stay(door: int | None) -> None:
+    """Until Ctrl-C. A signal just before a wait without end would be heard with the next one only."""
     with contextlib.suppress(KeyboardInterrupt):
-        signal.pause()
+        if door is not None:
+            say(f"RocketMQ's clients: namesrvAddr 127.0.0.1:{door}, topic {DOOR_TOPIC}, as in examples/rocketmq-java")
+        say("everything keeps running; Ctrl-C ends it")
+        while True:
+            time.sleep(1)
