@@ -90,15 +90,16 @@ class Tracing:
         )
         within = set_span_in_context(settle, Context())
         for (half, _), link in zip(traced, links, strict=True):
+            topics = sorted(half.topics)
             attributes = {
                 "messaging.system": "kafka",
                 "messaging.operation.name": "publish",
                 "messaging.operation.type": "send",
-                "messaging.destination.name": half.half.real_topic,
+                "messaging.destination.name": ",".join(topics),
                 "outbox_bridge.transaction_id": half.half.transaction_id,
                 "outbox_bridge.producer_group": half.half.group,
             }
-            name, kind = f"publish {half.half.real_topic}", SpanKind.PRODUCER
+            name, kind = f"publish {topics[0]}" if len(topics) == 1 else "publish", SpanKind.PRODUCER
             self._tracer.start_span(name, within, kind, attributes, [link], start_ns).end(end_ns)
         settle.end(end_ns)
 

@@ -48,8 +48,11 @@ def tracing(exporter: InMemorySpanExporter) -> Tracing:
 
 def loaded(number: int, *parents: bytes) -> LoadedHalf:
     """A half message with a message for each of these traces; an empty one is none."""
-    messages = [Message("orders", b"k", b"v", [("traceparent", p)] if p else [], -1) for p in parents]
-    half = HalfMessage(f"t{number}", "shop", len(parents), 0, "orders")
+    topics = ["orders", "mails"]
+    messages = [
+        Message(t, b"k", b"v", [("traceparent", p)] if p else [], -1) for t, p in zip(topics, parents, strict=False)
+    ]
+    half = HalfMessage(f"t{number}", "shop", len(parents), 0, "orders" if len(parents) == 1 else "")
     record = encode_half(half, messages, "half", 0)
     return LoadedHalf.decode(half, StoredMessage(number, record.key, record.value, tuple(record.headers), 0))
 
@@ -87,7 +90,8 @@ def test_what_is_published_is_linked_to_its_prepare(tracing: Tracing, exporter: 
         assert span.parent == settle.context
         assert (span.kind, links_of(span)) == (SpanKind.PRODUCER, {OURS})
         assert (span.attributes or {})["outbox_bridge.transaction_id"] == transaction_id
-    assert first.name == "publish orders"
+    assert (first.name, second.name) == ("publish orders", "publish")
+    assert (second.attributes or {})["messaging.destination.name"] == "mails,orders"
 
 
 def test_check_is_linked_to_the_prepare_and_says_how_it_failed(
