@@ -27,7 +27,7 @@ from opentelemetry.trace import (
 
 from api.web.request import Asked
 from bridge.core.message import Header
-from bridge.core.transaction import TRACEPARENT, is_sampled, read_trace
+from bridge.core.transaction import TRACEPARENT, find_trace, is_sampled, read_trace
 from bridge.store.halves import LoadedHalf
 from checker.call import CheckCaller, EndpointCall, EndpointReply
 
@@ -165,13 +165,10 @@ def open_tracing() -> Tracing:
 
 
 def _trace_of(half: LoadedHalf) -> Sequence[Header]:
-    """The trace of its first message that has one, if that is sampled. Most have none: headers are read as stored."""
-    messages = [half.stored] if half.framed is None else half.framed
-    for message in messages:
-        for name, value in message.headers:
-            if name == TRACEPARENT and value is not None:
-                trace = read_trace([value])
-                return trace if is_sampled(trace) else ()
+    """The trace of its first message that has one, if that is sampled. Headers are read as stored: most have none."""
+    for message in [half.stored] if half.framed is None else half.framed:
+        if trace := find_trace(message.headers):
+            return trace if is_sampled(trace) else ()
     return ()
 
 

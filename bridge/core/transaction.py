@@ -20,7 +20,6 @@ TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 NO_TRACE: Sequence[Header] = ()
 TRACE_HEADERS = frozenset({TRACEPARENT, TRACESTATE})
 _PARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]{1,100})?")
-_SAMPLED = frozenset(b"13579bdf"[n : n + 1] for n in range(8))  # flags whose lowest bit is set
 _PARENT_BYTES = 55  # of version 00, which has no more parts
 _MEMBER = re.compile(
     rb"([a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})=[ -+\--<>-~]{1,256}"
@@ -64,7 +63,7 @@ def find_trace_id(trace: Sequence[Header]) -> str | None:
 def is_sampled(trace: Sequence[Header]) -> bool:
     """Whether whoever began it records it. Source: W3C Trace Context, trace-flags."""
     parent = trace[0][1] if trace else None
-    return parent is not None and parent[54:55] in _SAMPLED
+    return parent is not None and parent[54] in b"13579bdf"  # the lowest bit of its flags
 
 
 def add_trace(messages: Sequence[Message], trace: Sequence[Header]) -> list[Message]:
