@@ -12,7 +12,7 @@ _AT_ONCE = 10_000
 
 def count_visible(kafka: str, topics: Sequence[str]) -> tuple[int, int]:
     """All messages of these topics, and how many different transaction ids they have."""
-    count, ids = 0, set()
+    count, ids = 0, set[str | bytes | None]()
     with _reading(kafka, topics) as (consumer, places):
         ends = {(p.topic, p.partition): consumer.get_watermark_offsets(p)[1] for p in places}
         open_places = {place for place, end in ends.items() if end > 0}
@@ -23,7 +23,7 @@ def count_visible(kafka: str, topics: Sequence[str]) -> tuple[int, int]:
                     open_places.discard((message.topic() or "", message.partition() or 0))
                     continue
                 count += 1
-                ids.add(next(value for name, value in message.headers() or () if name == "transaction-id"))
+                ids.add(dict(message.headers() or [])["transaction-id"])
     return count, len(ids)
 
 

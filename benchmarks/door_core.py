@@ -14,6 +14,7 @@ from api.remoting.door import Door, DoorConfig, DoorParts
 from api.remoting.frame import FrameBuffer, HeaderType, RemotingCommand, encode_frame
 from api.remoting.groups import ConnectedGroups, RemotingCallers
 from api.remoting.server import PortConfig, RemotingConnection, RemotingServer
+from api.web.limits import QuotaConfig, Quotas
 from benchmarks.api_core import NOW_MS, open_service
 from bridge.core.message import Message
 from bridge.node import Node
@@ -79,7 +80,8 @@ def open_connection(service: Node, header_type: HeaderType) -> tuple[RemotingCon
         clock = service.backing.clock
         groups = ConnectedGroups(service.claims, service.directory, lambda: service.nonces, clock, "127.0.0.1:1")
         callers, nonces = RemotingCallers(service.signing), lambda: service.nonces
-        parts = DoorParts(service.transactions, service.directory, groups, callers, nonces, clock)
+        quotas = Quotas(QuotaConfig(), 1_000)
+        parts = DoorParts(service.transactions, service.directory, groups, callers, nonces, clock, quotas)
         return Door(parts, DoorConfig("127.0.0.1:1", 1 << 20)), groups
 
     server = RemotingServer(make, PortConfig(port=0))
@@ -98,6 +100,11 @@ def _prove(connection: RemotingConnection, client: _Client, service: Node) -> No
     connection.tries.note_end("first")
 
 
+async def _wait_idle(connection: RemotingConnection) -> None:
+    while not connection._server.door.is_idle:  # noqa: ASYNC110, SLF001 - nobody tells
+        await asyncio.sleep(0)
+
+
 async def measure(folder: Path, transactions: int, header_type: HeaderType) -> float:
     """Microseconds of CPU for each transaction: its send, its answer, its end; the client's part is left out."""
     spent = 0.0
@@ -111,16 +118,14 @@ async def measure(folder: Path, transactions: int, header_type: HeaderType) -> f
             at = time.process_time()
             for frame in frames:
                 connection.data_received(frame)
-            while not connection._server.door.is_idle:  # noqa: ASYNC110, SLF001 - nobody tells
-                await asyncio.sleep(0)
+            await _wait_idle(connection)
             spent += time.process_time() - at
             ends = [client.end(answer.fields["transactionId"]) for answer in client.answers.take()]
             assert len(ends) == _CALLS
             at = time.process_time()
             for frame in ends:
                 connection.data_received(frame)
-            while not connection._server.door.is_idle:  # noqa: ASYNC110, SLF001
-                await asyncio.sleep(0)
+            await _wait_idle(connection)
             spent += time.process_time() - at
             if turn < 3:
                 spent = 0.0

@@ -38,7 +38,8 @@ Body = Callable[[Session, Transaction], None]
 
 
 def _insert(session: Session) -> int:
-    return session.execute(sa.insert(_ORDERS).values(number=str(uuid.uuid4())).returning(_ORDERS.c.id)).scalar_one()
+    inserted = sa.insert(_ORDERS).values(number=str(uuid.uuid4())).returning(_ORDERS.c.id)
+    return int(session.execute(inserted).scalar_one())
 
 
 def _rows_first(session: Session, transaction: Transaction) -> None:

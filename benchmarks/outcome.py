@@ -102,9 +102,9 @@ def _write_results(run: str, values: Values, how: Mapping[str, Any], output: Pat
     document["figures"] |= medians
     document["ranges"] |= values.ranges()
     for name, content in sections.items():
-        document[name] = document.get(name, {}) | content
+        document[name] = {**document.get(name, {}), **content}
     known = {"commit": commit, "when": when, "python": _tell_python(), "figures": sorted(medians)}
-    document["runs"][run] = known | how
+    document["runs"][run] = {**known, **how}
     machine = {"cpus": os.cpu_count(), "memory_gib": round(psutil.virtual_memory().total / 2**30)}
     document |= {"commit": commit, "when": when, "versions": _versions(), "machine": machine}
     output.parent.mkdir(parents=True, exist_ok=True)

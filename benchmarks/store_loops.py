@@ -17,7 +17,8 @@ from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
 from bridge.store.message_store import AtomicBatch
 from tests.support.broker import running_broker
 
-HEADERS = [("properties", b"p" * 200)]
+PROPERTIES = b"p" * 200
+HEADERS: list[tuple[str, str | bytes | None]] = [("properties", PROPERTIES)]
 VALUE, OP_VALUE = b"v" * 300, b"o" * 180
 SECONDS = 3.0
 SMALL_BYTES = 10_000
@@ -36,7 +37,7 @@ class Bench(NamedTuple):
 
 def put_messages(topic: str, count: int) -> list[Message]:
     """Half messages spread over 4 queues."""
-    return [Message(topic, b"%d" % n, VALUE, HEADERS, n & 3) for n in range(count)]
+    return [Message(topic, b"%d" % n, VALUE, [("properties", PROPERTIES)], n & 3) for n in range(count)]
 
 
 async def measure_put_many(bench: Bench, size: int, callers: int) -> int:

@@ -150,7 +150,7 @@ class _Measure:
         """Against a settler that owns nothing: a second one beside this, which has the only queue."""
         with self._stage.bridge.serve("settler") as idle:
             nothing = psutil.Process(idle.popen.pid).memory_info().rss
-        return (self._memory() - nothing) / self._options.pending
+        return float((self._memory() - nothing) / self._options.pending)
 
     def _await_commit(self) -> None:
         """One transaction, settled as soon as anybody settles."""

@@ -94,5 +94,5 @@ def _encode(text: str | None) -> bytes | None:
 
 
 if __name__ == "__main__":
-    api.wiring.create_app = create_plain_app  # type: ignore[assignment]
+    api.wiring.create_app = create_plain_app  # type: ignore[assignment, attr-defined]
     sys.exit(run())

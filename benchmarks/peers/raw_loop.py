@@ -24,7 +24,8 @@ def measure_raw_loop(kafka: str, topic: str, seconds: float, bytes_: int = 300) 
             raise RuntimeError(str(error))
         acknowledged += 1
 
-    value, properties = b"x" * bytes_, [("properties", b"p" * 200)]
+    value = b"x" * bytes_
+    properties: list[tuple[str, str | bytes | None]] = [("properties", b"p" * 200)]
     op = b"o" * 180
     started = time.perf_counter()
     while time.perf_counter() - started < seconds:
