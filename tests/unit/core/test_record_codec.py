@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from bridge.core import record_codec
 from bridge.core.errors import MalformedRecord, UnknownRecordVersion
 from bridge.core.message import Message, MessageQueue, StoredMessage
 from bridge.core.properties import decode_properties, encode_properties, is_property_text
@@ -263,3 +264,54 @@ def test_usual_records_are_read_as_all_others(
     end = EndRecord(half.transaction_id, resolution, Source.PRODUCER, half.born_ms, group, request)
     for record, raw in ((plain, encode_half(plain, messages, "H", 0)), (end, encode_end(end, "H", 0))):
         assert decode_record(stored(raw)) == record
+
+
+_PLAIN = HalfMessage(ID, "shop", 1, 1_700_000_000_000, "orders", 3)
+_ENDED = EndRecord(ID, Resolution.COMMIT, Source.PRODUCER, 1_700_000_000_000, "shop")
+
+
+@pytest.mark.parametrize("record", [
+    _PLAIN, replace(_PLAIN, ordering_hash=0xFEDCBA9876543210), replace(_PLAIN, immunity_s=60),
+    replace(_PLAIN, request="a1-2"), replace(_PLAIN, request="a1-2", ordering_hash=17),
+    replace(_PLAIN, idempotency_key="order-1", seen_ms=99), replace(_PLAIN, is_published=True, real_queue_id=-1),
+    replace(_PLAIN, ordering_key="customer-7", ordering_hash=5),
+    _ENDED, replace(_ENDED, group=None, resolution=Resolution.ROLLBACK), replace(_ENDED, request="a1-2"),
+    replace(_ENDED, request="a1-2", group=None),
+])  # fmt: skip
+def test_usual_record_is_never_read_in_the_general_way(
+    record: HalfMessage | EndRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is one with another id whose rest has been read before."""
+    other = replace(record, transaction_id=make_transaction_id(5, 2**100))
+    monkeypatch.setattr(record_codec, "decode_any", None)
+    assert [decode_record(stored(write(one))) for one in (record, other)] == [record, other]
+
+
+@pytest.mark.parametrize("record", [
+    _PLAIN, replace(_PLAIN, ordering_hash=17), _ENDED, replace(_ENDED, request="a1-2"),
+    EndRecord(ID, Resolution.COMMIT, Source.CHECK, 5, "shop", None, 1, "http://shop/check", 200, 12),
+])  # fmt: skip
+def test_what_records_have_in_common_is_read_once(
+    record: HalfMessage | EndRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of a producer's, and all answers of a call: only the id, the ordering key and the request differ."""
+    assert decode_record(stored(write(record))) == record
+    for name in ("decode_any", "_read_half_middle", "_read_end_middle"):
+        monkeypatch.setattr(record_codec, name, None)
+    other = replace(record, transaction_id=make_transaction_id(6, 2**101))
+    assert decode_record(stored(write(other))) == other
+
+
+def test_what_only_one_record_can_have_is_not_remembered() -> None:
+    """An idempotency key or a request of a half message would push out what others have in common."""
+    before = len(record_codec._half_middles)
+    for own in ({"request": "b7-1"}, {"idempotency_key": "order-2", "seen_ms": 98}):
+        record = replace(_PLAIN, group="only-here", **own)
+        assert decode_record(stored(write(record))) == record
+    assert len(record_codec._half_middles) == before
+
+
+def write(record: HalfMessage | EndRecord) -> Message:
+    if isinstance(record, EndRecord):
+        return encode_end(record, "H", 0)
+    return encode_half(record, [Message("orders", None, b"v", (), record.real_queue_id)], "H", 0)
