@@ -299,6 +299,10 @@ def test_what_records_have_in_common_is_read_once(
     for name in ("decode_any", "_read_half_middle", "_read_end_middle"):
         monkeypatch.setattr(record_codec, name, None)
     other = replace(record, transaction_id=make_transaction_id(6, 2**101))
+    if isinstance(other, EndRecord):
+        other = replace(other, request=other.request and "c8-44")
+    elif other.ordering_hash is not None:
+        other = replace(other, ordering_hash=0xFEDCBA9876543210)
     assert decode_record(stored(write(other))) == other
 
 
