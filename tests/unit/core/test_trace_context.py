@@ -3,7 +3,15 @@
 import pytest
 
 from bridge.core.message import Message
-from bridge.core.transaction import add_trace, digest_bits, find_common_trace, find_trace, read_trace
+from bridge.core.transaction import (
+    add_trace,
+    digest_bits,
+    find_common_trace,
+    find_trace,
+    find_trace_id,
+    is_sampled,
+    read_trace,
+)
 
 PARENT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 OTHER = PARENT.replace(b"b7", b"c7")
@@ -91,3 +99,26 @@ def test_trace_of_a_check_call_is_that_of_all_its_transactions() -> None:
     assert find_common_trace([ours, ours]) == {"traceparent": PARENT.decode()}
     assert find_common_trace([ours, theirs]) == find_common_trace([ours, ()]) == find_common_trace([]) == {}
     assert find_trace([("traceparent", PARENT + b"\r\nEvil: 1")]) == find_trace([("traceparent", None)]) == ()
+
+
+def test_trace_is_found_in_headers() -> None:
+    """Parent and state, whatever stands between them; a state alone is none, and neither is a null."""
+    headers = [("tracestate", b"a=1"), ("x", b"y"), ("traceparent", PARENT)]
+    assert find_trace(headers) == (("traceparent", PARENT), ("tracestate", b"a=1"))
+    assert find_trace(headers[:2]) == find_trace([("traceparent", None)]) == find_trace([]) == ()
+
+
+@pytest.mark.parametrize(("flags", "sampled"), [
+    (b"01", True), (b"ff", True), (b"0b", True), (b"00", False), (b"02", False), (b"10", False), (b"fe", False),
+])  # fmt: skip
+def test_trace_has_a_name_and_says_whether_it_is_recorded(flags: bytes, sampled: bool) -> None:
+    """The lowest bit of the flags."""
+    trace = read_trace([PARENT[:-2] + flags], [b"a=1"])
+    assert find_trace_id(trace) == "0af7651916cd43dd8448eb211c80319c"
+    assert is_sampled(trace) is sampled
+
+
+def test_without_a_trace_there_is_no_name_and_nothing_is_recorded() -> None:
+    """As for most transactions."""
+    assert find_trace_id(()) is None
+    assert is_sampled(()) is False
