@@ -19,7 +19,7 @@ PIP_INSTALL := $(PIP) install $(if $(MAKE_TERMOUT),,--quiet) # progress is for p
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
   --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(LOCK_ARGS)
 
-.PHONY: help install demo test examples simulate crash-points differential planted mutation chaos kills spark traffic fuzz lint site images bill audit bench bench-peers lock clean
+.PHONY: help install demo test examples simulate crash-points differential planted mutation chaos kills rocketmq spark traffic fuzz lint site images bill audit bench bench-peers lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -60,6 +60,9 @@ chaos: $(INSTALLED) ## faults on a real Kafka and PostgreSQL, every transaction 
 kills: $(INSTALLED) ## producers, relays and bridge killed at random, orders counted afterwards (KILLS=12 MINUTES=1 SEED=8 UPGRADE_FROM=PYTHON)
 	$(BIN)/python -m tests.kills --kills $(or $(KILLS),100) $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) \
 		$(if $(UPGRADE_FROM),--upgrade-from $(UPGRADE_FROM))
+
+rocketmq: $(INSTALLED) ## what one client sees of a real RocketMQ and of the door, side by side (needs Maven, Java 17; ROCKETMQ_ARGS="--only twice")
+	$(BIN)/python -m tests.rocketmq $(ROCKETMQ_ARGS)
 
 spark: $(INSTALLED) ## reconciliation on real Spark and a real Kafka (needs Java 17 or 21)
 	$(BIN)/python -m pytest tests/spark -n 2 --dist loadfile -m "not traffic" $(TEST_ARGS)

@@ -5,57 +5,18 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import pytest
 
-from api.remoting.frame import FrameBuffer, HeaderType, RemotingCommand, encode_frame
+from api.remoting.frame import RemotingCommand, encode_frame
 from bridge.broker.ports import choose_free_port
-from bridge.core.properties import write_properties
 from tests.support.bridge_process import Bridge, BridgeProcess, create_topics, read_committed, wait_until
-
-
-class RawClient:
-    """Speaks frames."""
-
-    def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=20)
-        self._buffer, self._came = FrameBuffer(), list[RemotingCommand]()
-        self._opaque = 0
-
-    def close(self) -> None:
-        self.socket.close()
-
-    def read(self) -> RemotingCommand:
-        """The next frame. Raises ConnectionError at the end."""
-        while not self._came:
-            data = self.socket.recv(65_536)
-            if not data:
-                raise ConnectionError("closed")
-            self._buffer.add(data)
-            self._came += self._buffer.take()
-        return self._came.pop(0)
-
-    def ask(self, code: int, fields: Mapping[str, str], body: bytes = b"", flag: int = 0) -> RemotingCommand | None:
-        """The answer; None to what is one-way."""
-        self._opaque += 1
-        request = RemotingCommand(code, self._opaque, flag, 513, None, fields, body, HeaderType.ROCKETMQ)
-        self.socket.sendall(encode_frame(request))
-        return None if flag else self.read()
-
-    def send(self, topic: str, key: str, body: bytes = b"paid", **properties: str) -> RemotingCommand:
-        """A half message."""
-        text = write_properties({"TRAN_MSG": "true", "PGROUP": "shop", "UNIQ_KEY": key, **properties})
-        answer = self.ask(310, {"a": "shop", "b": topic, "e": "1", "f": "4", "g": "0", "i": text}, body)
-        assert answer is not None
-        return answer
-
-    def end(self, transaction_id: str, resolution: int, group: str = "shop") -> None:
-        fields = {"transactionId": transaction_id, "commitOrRollback": str(resolution), "producerGroup": group}
-        self.ask(37, fields, flag=2)
+from tests.support.remoting_client import RemotingClient
 
 
 class Door(NamedTuple):
@@ -72,8 +33,8 @@ class Door(NamedTuple):
 
 
 @contextmanager
-def opened(port: int) -> Iterator[RawClient]:
-    client = RawClient(port)
+def opened(port: int) -> Iterator[RemotingClient]:
+    client = RemotingClient(port)
     try:
         yield client
     finally:
@@ -235,6 +196,34 @@ def test_connections_have_a_bound(door: Door) -> None:
                 continue
         assert 40 <= answered <= 60
     wait_until(lambda: _is_served(door.port), 10, "room")
+
+
+def test_many_connections_are_served_at_once(kafka: str, tmp_path: Path) -> None:
+    """As many as are allowed, each with a group of its own: all half messages are out before the first is ended."""
+    count = 2_000 if os.environ.get("FULL_SIZE") == "1" else 200
+    create_topics(kafka, {"many": 2})
+    port = choose_free_port()
+    own = {"OUTBOX_BRIDGE_REMOTING__PORT": str(port), "OUTBOX_BRIDGE_REMOTING__CONNECTIONS": str(count)}
+    bridge = Bridge.create(kafka, tmp_path, **own)
+    with bridge.serve("api,settler,projector,remoting") as process, ExitStack() as stack:
+        clients = [stack.enter_context(opened(port)) for _ in range(count)]
+        for number, client in enumerate(clients):
+            heartbeat = {"clientID": f"c{number}", "producerDataSet": [{"groupName": f"shop-{number}"}]}
+            answer = client.ask(34, {}, msgspec.json.encode(heartbeat))
+            assert answer is not None
+            assert answer.code == 0
+        for number, client in enumerate(clients):
+            client.begin_send("many", f"M{number}", f"{number}".encode())
+        sent = [client.read() for client in clients]
+        assert {answer.code for answer in sent} == {0}
+        for client, answer in zip(clients, sent, strict=True):
+            client.end(answer.fields["transactionId"], 8)
+        wait_until(lambda: len(read_committed(kafka, ["many"])) >= count, 60, "all")
+        assert not _is_served(port)
+        assert process.get("/readyz").status_code == 200
+    assert sorted(record.value or b"" for record in read_committed(kafka, ["many"])) == sorted(
+        f"{number}".encode() for number in range(count)
+    )
 
 
 def _is_served(port: int) -> bool:

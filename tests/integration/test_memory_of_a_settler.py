@@ -23,7 +23,7 @@ from tests.support.lone_settler import GROUP, LoneWorld
 from tests.support.memory_limit import MIB, limited_memory, peak_bytes
 from tests.support.source_tree import ROOT
 
-FULL_SIZE = os.environ.get("OUTBOX_BRIDGE_FULL_SIZE") == "1"
+FULL_SIZE = os.environ.get("FULL_SIZE") == "1"
 LIMIT = 512 * MIB
 PENDING = 1_024 if FULL_SIZE else 200  # bodies of a mebibyte; each takes four when all are held at once
 LARGEST = 8 * MIB - 1_024

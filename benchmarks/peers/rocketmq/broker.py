@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,8 @@ THREADS = (8, 32, 64)
 _HERE = Path(__file__).parent
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "outbox-bridge" / f"rocketmq-{VERSION}"
 _OPEN_S = 60.0
+_NAMES = 128, "org.apache.rocketmq.namesrv.NamesrvStartup", "names.conf"  # megabytes, class, settings
+_BROKER = 1024, "org.apache.rocketmq.broker.BrokerStartup", "broker.conf"
 _COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
 # its direct buffers and its serializer reach into the JDK
 _JDK_DOORS = (
@@ -40,12 +42,20 @@ class PeerUnavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RocketMq:
-    """A running name server and broker, and the ids of their processes."""
+    """A running name server and broker."""
 
     folder: Path
     jars: Path
     name_server: str
-    pids: Sequence[int]
+    broker_port: int
+    processes: list[subprocess.Popen[bytes]]
+
+    def restart_broker(self) -> None:
+        """Kills it, and starts it again with what it has on its disk."""
+        self.processes[-1].kill()
+        self.processes[-1].wait()
+        self.processes[-1] = _start(self.folder, self.jars, *_BROKER)
+        _await_port(self.broker_port, self.processes[-1])
 
     def load(self, threads: int, warm_up_s: int, seconds: int, bytes_: int = 1_000) -> dict[str, float]:
         """What `TransactionLoad` measured. Raises PeerUnavailable."""
@@ -81,34 +91,31 @@ class RocketMq:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """It stands still meanwhile: at rest it uses a processor."""
-        for pid in self.pids:
-            os.kill(pid, signal.SIGSTOP)
+        for process in self.processes:
+            process.send_signal(signal.SIGSTOP)
         try:
             yield
         finally:
-            for pid in self.pids:
-                os.kill(pid, signal.SIGCONT)
+            for process in self.processes:
+                process.send_signal(signal.SIGCONT)
 
 
 @contextmanager
-def running_rocketmq() -> Iterator[RocketMq]:
-    """Raises PeerUnavailable where a tool, the network or a port is missing."""
+def running_rocketmq(settings: Mapping[str, str] | None = None) -> Iterator[RocketMq]:
+    """`settings`: of the broker. Raises PeerUnavailable where a tool, the network or a port is missing."""
     jars = _fetch()
     with TemporaryDirectory(prefix="rocketmq-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         (folder / "classes").mkdir()
         _run(["javac", "-cp", f"{jars}/*", "-d", str(folder / "classes"), str(_HERE / "TransactionLoad.java")])
         name_port, broker_port = choose_free_port(), choose_free_port()
-        _configure(folder, name_port, broker_port)
+        _configure(folder, name_port, broker_port, settings or {})
         started: list[subprocess.Popen[bytes]] = []
         try:
-            for heap_mb, main, file, port in (
-                (128, "org.apache.rocketmq.namesrv.NamesrvStartup", "names.conf", name_port),
-                (1024, "org.apache.rocketmq.broker.BrokerStartup", "broker.conf", broker_port),
-            ):
-                started.append(_start(folder, jars, heap_mb, main, file))
+            for port, program in ((name_port, _NAMES), (broker_port, _BROKER)):
+                started.append(_start(folder, jars, *program))
                 _await_port(port, started[-1])
-            yield RocketMq(folder, jars, f"127.0.0.1:{name_port}", [process.pid for process in started])
+            yield RocketMq(folder, jars, f"127.0.0.1:{name_port}", broker_port, started)
         finally:
             for process in reversed(started):
                 process.kill()
@@ -128,9 +135,9 @@ def _fetch() -> Path:
     return _CACHE
 
 
-def _configure(folder: Path, name_port: int, broker_port: int) -> None:
+def _configure(folder: Path, name_port: int, broker_port: int, more: Mapping[str, str]) -> None:
     (folder / "names.conf").write_text(f"listenPort={name_port}\nkvConfigPath={folder}/kv.json\n")
-    settings = {
+    settings: dict[str, object] = {
         "brokerName": "peer",
         "brokerIP1": "127.0.0.1",
         "listenPort": broker_port,
@@ -142,6 +149,7 @@ def _configure(folder: Path, name_port: int, broker_port: int) -> None:
         "autoCreateTopicEnable": "true",
         "diskMaxUsedSpaceRatio": 95,
         "timerWheelEnable": "false",
+        **more,
     }
     (folder / "broker.conf").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
     (folder / "logback.xml").write_text("<configuration><root level='OFF'/></configuration>\n")

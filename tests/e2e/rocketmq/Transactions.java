@@ -1,4 +1,7 @@
+import java.io.IOException;
 import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
@@ -112,11 +115,29 @@ public final class Transactions {
         tell("not-sent", body);
     }
 
+    /** What instances before this one have decided, as they wrote it. */
+    private static void remember(Path told) throws IOException {
+        for (String line : Files.readAllLines(told)) {
+            String body = line.substring(line.indexOf(' ') + 1).trim();
+            if (line.startsWith("committed ")) {
+                DECISIONS.put(body, LocalTransactionState.COMMIT_MESSAGE);
+            } else if (line.startsWith("rolled-back ")) {
+                DECISIONS.put(body, LocalTransactionState.ROLLBACK_MESSAGE);
+            }
+        }
+    }
+
     /**
-     * Arguments: name server, topic, group, number of messages, bytes of padding, seconds to wait for checks.
+     * Arguments: name server, topic, group, number of messages, bytes of padding, seconds to wait for checks; then, if
+     * instances before it were killed, the number of its first message and the file that all of them write to.
      * With no messages of its own it waits for a check of one.
      */
     public static void main(String[] arguments) throws Exception {
+        int first = 0;
+        if (arguments.length > 6) {
+            first = Integer.parseInt(arguments[6]);
+            remember(Path.of(arguments[7]));
+        }
         int count = Integer.parseInt(arguments[3]);
         String padding = " ".repeat(Integer.parseInt(arguments[4]));
         decided = new CountDownLatch(Math.max(count, 1));
@@ -124,7 +145,7 @@ public final class Transactions {
         producer.setNamesrvAddr(arguments[0]);
         producer.setTransactionListener(new Listener());
         producer.start();
-        for (int number = 0; number < count; number++) {
+        for (int number = first; number < first + count; number++) {
             String body = "order-" + number;
             Message message = new Message(arguments[1], "paid", body, (body + padding).getBytes(StandardCharsets.UTF_8));
             message.putUserProperty("shop", "one");
