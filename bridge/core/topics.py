@@ -8,6 +8,7 @@ from enum import StrEnum
 from functools import lru_cache
 from struct import unpack_from
 from typing import NamedTuple
+from zlib import crc32
 
 from bridge.core.errors import ConfigError
 
@@ -148,8 +149,9 @@ _known_murmur2 = _remember(_murmur2)
 
 
 def choose_real_queue(key: bytes | None, transaction_id: str, queues: int) -> int:
-    """The queue of a real topic: murmur2 of the key; of the transaction id where there is no key."""
-    return (murmur2(transaction_id.encode() if key is None else key) & 0x7FFFFFFF) % queues
+    """The queue of a real topic: murmur2 of the key, as Java clients choose; any by the transaction id without one."""
+    hashed = crc32(transaction_id.encode()) if key is None else murmur2(key)
+    return (hashed & 0x7FFFFFFF) % queues
 
 
 # --- the least that each role must be allowed in Kafka ---

@@ -190,6 +190,11 @@ class QueueBatch:
         """Whether nothing but the position would be written."""
         return not (self.ops or self._rewrites or self._replies)
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a caller waits to hear of any of it."""
+        return bool(self._replies) or any(t.requests for t in self.ops.values())
+
     def build(
         self, state: QueueState, bodies: Mapping[str, LoadedHalf], find: FindDestination, target: BatchTarget
     ) -> AtomicBatch:

@@ -40,6 +40,8 @@ class QueueWriter:
         """When the last Kafka transaction began, by the monotonic clock."""
         self.commits = 0
         """How many transactions it published."""
+        self.is_awaited = False
+        """Whether a caller waited to hear what it decided."""
         self._moved_at_ms: int | None = None  # since when S is ahead of what is written
 
     @property
@@ -90,6 +92,7 @@ class QueueWriter:
         """
         assert self._writer is not None
         self.began_at_ms, self.commits = self._ports.clock.monotonic_ms(), len(batch.publishes)
+        self.is_awaited = batch.is_awaited
         state, destinations, parks = self.state, self._ports.destinations, batch.parks
         find = partial(destinations.find_destination, now_ms=self.time.now_ms())
         result = await self._writer.put_all(batch.build(state, bodies, find, self.target))

@@ -1,6 +1,7 @@
 """Which queue a message goes to."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from bridge.core.topics import (
     hash_ordering_key,
     murmur2,
 )
+from bridge.core.transaction import make_transaction_id
 
 
 @pytest.fixture(autouse=True)
@@ -51,12 +53,19 @@ def test_real_queue_exists(key: bytes | None, queues: int) -> None:
 
 
 def test_real_queue_is_javas() -> None:
-    """The hash without its sign, by the number of queues; without a key, that of the transaction id."""
+    """The hash without its sign, by the number of queues. An empty key is a key."""
     assert [choose_real_queue(b"21", "?", queues) for queues in (1, 4, 7, 1000)] == [0, 0, 3, 340]
-    assert choose_real_queue(None, "21", 1000) == choose_real_queue(b"21", "?", 1000)
     assert (
         choose_real_queue(b"", "21", 1000) == choose_real_queue(b"", "?", 1000) != choose_real_queue(b"21", "?", 1000)
     )
+
+
+def test_messages_without_a_key_are_spread_over_all_queues() -> None:
+    """Those of one transaction stay together."""
+    ids = [make_transaction_id(0, n) for n in range(4_000)]
+    counts = Counter(choose_real_queue(None, i, 4) for i in ids)
+    assert all(900 < counts[queue] < 1_100 for queue in range(4)), counts
+    assert choose_real_queue(None, ids[0], 1000) == choose_real_queue(None, ids[0], 1000)
 
 
 def test_half_queue_is_the_rest_of_the_hash() -> None:

@@ -8,17 +8,30 @@ from bridge.core.record_codec import encode_end
 from bridge.settler.ports import SettlerConfig
 from tests.support.settler_world import make_settler_world
 
+_LONG_MS = 3_000
 
-@pytest.mark.parametrize(("commits", "waits"), [(16, True), (15, False)])
-def test_next_batch_waits_a_little_after_one_of_many_commits(commits: int, waits: bool) -> None:
-    """Whoever is alone is never held up."""
-    world = make_settler_world(config=SettlerConfig(gather_ms=3_000))
+
+@pytest.mark.parametrize(("commits", "is_awaited", "config", "waits"), [
+    (16, True, SettlerConfig(gather_ms=_LONG_MS), True),
+    (15, True, SettlerConfig(gather_ms=_LONG_MS, unawaited_gather_ms=_LONG_MS), False),
+    (1, False, SettlerConfig(unawaited_gather_ms=_LONG_MS), True),
+])  # fmt: skip
+def test_next_batch_waits_a_little_after_one_of_many_commits_or_of_some_that_nobody_waits_for(
+    commits: int, is_awaited: bool, config: SettlerConfig, waits: bool
+) -> None:
+    """A caller who is alone and waits is never held up."""
+    world = make_settler_world(config=config)
     took_ms = 0
 
     async def story() -> None:
         nonlocal took_ms
         names = [f"{n}" for n in range(commits)]
-        ends = [EndRecord(world.id_of(name), Resolution.COMMIT, Source.PRODUCER, 0) for name in names]
+        ends = [
+            EndRecord(
+                world.id_of(name), Resolution.COMMIT, Source.PRODUCER, 0, None, f"a1-{name}" if is_awaited else None
+            )
+            for name in names
+        ]
         async with world.settling():
             for name in [*names, "late"]:
                 await world.prepare(name, Message("credits", b"k", b"v"))
