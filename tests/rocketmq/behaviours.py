@@ -10,7 +10,7 @@ from tests.support.remoting_client import RemotingClient
 
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
 COUNT = 20
-_LAST_S = 8.0  # until nothing more comes: RocketMQ's marks wait for up to two of its 3 s
+_LAST_S = INTERVAL_S + 3.0  # without a check, until none comes any more
 _Found = Mapping[str, int]
 
 
@@ -177,7 +177,7 @@ BEHAVIOURS = (
     Behaviour("roll-back", "rolls {count} back", "回滚 {count} 条", {"visible": 0}, roll_back),
     Behaviour(
         "unknown", "answers unknown for {count}, and commit when it is asked",
-        "{count} 条先答 UNKNOW,回查时答提交", {"visible": COUNT, "asked": COUNT}, unknown_then_checked,
+        "{count} 条先答 UNKNOW，回查时答提交", {"visible": COUNT, "asked": COUNT}, unknown_then_checked,
     ),
     Behaviour(
         "never-known", "answers unknown to each check of {count}", "{count} 条的每次回查都答 UNKNOW",
@@ -190,20 +190,20 @@ BEHAVIOURS = (
     ),
     Behaviour(
         "slow", "is slow with {count}: a check is answered with commit, then the end comes",
-        "{count} 条本地事务较慢:回查先答提交,随后才到结束请求", {"visible": COUNT}, slow_transaction,
+        "{count} 条本地事务较慢：回查先答提交，随后才到结束请求", {"visible": COUNT}, slow_transaction,
     ),
     Behaviour(
         "again", "sends {count} again because the answer was lost, then commits",
-        "因应答丢失而重发 {count} 条,然后提交", {"visible": COUNT, "asked": 0}, send_again,
+        "因应答丢失而重发 {count} 条，然后提交", {"visible": COUNT, "asked": 0}, send_again,
     ),
     Behaviour(
         "killed", "commits {count}; once they are visible, the other side is killed and started again",
-        "提交 {count} 条;可见之后,对端被杀掉并重新启动", {"visible": COUNT, "asked": 0}, killed_after_commit,
+        "提交 {count} 条；可见之后，对端被杀掉并重新启动", {"visible": COUNT, "asked": 0}, killed_after_commit,
     ),
     Behaviour(
         "nobody", "leaves {count} pending, and is away with its whole group for longer than all checks take; then it "
         "answers commit",
-        "整个生产者组离线,时间超过全部回查,有 {count} 条待定;回来后答提交",
+        "整个生产者组离线，时间超过全部回查，有 {count} 条待定；回来后答提交",
         {"visible": COUNT, "asked": COUNT, "put aside": 0}, nobody_to_ask,
     ),
 )  # fmt: skip

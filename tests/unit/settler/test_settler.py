@@ -170,10 +170,10 @@ def test_topic_that_has_changed_its_rules_is_the_reason_at_once(
             await world.settled()
             world.memory.cluster.log.topics["credits"].alter(rule)
             await world.commit("after")
+            await world.settled()
             await world.commit("other")
             await world.settled()
-            whys = [op.transaction.reason for op in world.read_op().every if op.transaction.blocked]
-            assert whys == [why]
+            assert [op.transaction.reason for op in world.read_op().every if op.transaction.blocked] == [why]
 
     world.run(story())
     assert len(world.memory.visible("credits")) == len(world.memory.visible("orders")) == 1
