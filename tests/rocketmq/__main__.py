@@ -72,7 +72,8 @@ def _look(
 
 def show(found: Mapping[str, int], words: Mapping[str, str] | None = None) -> str:
     """In a cell."""
-    return ", ".join(f"{number} {(words or {}).get(what, what)}" for what, number in found.items())
+    between = ", " if words is None else "\uff0c"
+    return between.join(f"{number} {what if words is None else words[what]}" for what, number in found.items())
 
 
 def make_table(chosen: Sequence[Behaviour], theirs: _Found, ours: _Found, *, is_chinese: bool = False) -> str:
