@@ -1,6 +1,7 @@
 """Op messages: state by transaction id, the queue's position, answers that are no state. `docs/records.md`."""
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
@@ -138,12 +139,15 @@ def _encode_usual(t: Transaction, receipt: Receipt) -> str:
 
 def decode_op(transaction_id: str, value: bytes) -> OpMessage:
     """The state of a transaction. Raises MalformedRecord and UnknownRecordVersion."""
-    return _make_op(transaction_id, _read(_op_decoder, value))
+    op = _read(_op_decoder, value)
+    if _ESCAPE in value:
+        _check_names(op)
+    return _make_op(transaction_id, op)
 
 
 def decode_pending(value: bytes) -> "PendingOp | None":
     """What is PREPARED and of which nothing else is to be said, in half the time; None for all others."""
-    if not value.startswith(_PREPARED):
+    if not value.startswith(_PREPARED) or _ESCAPE in value:
         return None
     try:
         op = _pending_decoder.decode(value)
@@ -156,7 +160,7 @@ def decode_view(transaction_id: str, value: bytes) -> tuple[TransactionView, Seq
     """The same as readers get it, and the requests that the state names. Raises as `decode_op` does."""
     try:
         op = _ended_decoder.decode(value)
-        if op.v == 1 and (op.state is COMMITTED or op.state is ROLLED_BACK):
+        if op.v == 1 and _ESCAPE not in value and (op.state is COMMITTED or op.state is ROLLED_BACK):
             view = TransactionView(
                 transaction_id,
                 op.group,
@@ -350,6 +354,8 @@ class _Version(msgspec.Struct, gc=False):
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _op_decoder = msgspec.json.Decoder(_Op)
 _pending_decoder = msgspec.json.Decoder(PendingOp)
+_ESCAPED = re.compile('["\\\\\\x00-\\x1f]')
+_ESCAPE = b"\\"  # without one no text in it holds a quote, a backslash or a control character
 _PREPARED = b'{"v":1,"state":"PREPARED",'
 _ended_decoder = msgspec.json.Decoder(_Ended)
 _position_decoder = msgspec.json.Decoder(_Position)
@@ -368,6 +374,13 @@ def _read(decoder: "msgspec.json.Decoder[_Read]", value: bytes) -> _Read:
     if read.v != 1:
         raise UnknownRecordVersion(f"op message version {read.v}")
     return read
+
+
+def _check_names(op: _Op) -> None:
+    """Names are written as they are: none may hold what would end its text."""
+    for name in (op.group, op.by or "", *[receipt.topic for receipt in op.receipts]):
+        if _ESCAPED.search(name):
+            raise MalformedRecord(f"op message: {name!r} is no name")
 
 
 def _check_version(value: bytes) -> None:

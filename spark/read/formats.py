@@ -279,9 +279,20 @@ def read_op(key: bytes | None, value: bytes | None) -> OpRow:
         if key is None or not is_id(key.decode(errors="replace")):
             return OpRow(Evidence.UNREADABLE)
         op = _decode_state(value)
+        if b"\\" in value:
+            _check_names(op)
     except _UNREADABLE:
         return _OTHER if _is_other_version(value) else OpRow(Evidence.UNREADABLE)
     return OpRow(Evidence.OP, _state(op), op) if op.v == 1 else _OTHER
+
+
+_ESCAPED = re.compile('["\\\\\\x00-\\x1f]')
+
+
+def _check_names(op: OpMembers) -> None:
+    """Settlers write group, cause and topics as they are."""
+    if any(_ESCAPED.search(name) for name in (op.group, op.by or "", *[receipt.topic for receipt in op.receipts])):
+        raise msgspec.ValidationError("a name that is none")
 
 
 _OTHER = OpRow(Evidence.UNREADABLE, OTHER_VERSION)

@@ -20,6 +20,7 @@ from bridge.core.op_message import (
     _encode_any,
     decode_answers,
     decode_op,
+    decode_pending,
     decode_position,
     decode_view,
     encode_answers,
@@ -207,3 +208,23 @@ def test_what_is_not_a_state_is_malformed(value: bytes) -> None:
     """Our version, but not what the format says: quarantined."""
     with pytest.raises(MalformedRecord):
         decode_op(ID, value)
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb"])
+@pytest.mark.parametrize("member", ["group", "by", "receipts"])
+def test_name_that_cannot_be_written_as_it_is_makes_no_state(member: str, name: str) -> None:
+    """It would be unreadable when a settler writes it again; only a foreign writer makes one."""
+    state = {"v": 1, "state": "COMMITTED", "group": "g", "at": 5, "half": 3, "appended_ms": 1, "by": "check"}
+    state |= {"ended_ms": 2, "check_times": 1, "receipts": [["t", 0, 7]]}
+    state[member] = [[name, 0, 7]] if member == "receipts" else name
+    for value in (json.dumps(state).encode(), json.dumps(state | {"base": 0}).encode()):
+        for decode in (decode_op, decode_view):
+            with pytest.raises(MalformedRecord, match="is no name"):
+                decode(ID, value)
+
+
+def test_name_may_be_escaped() -> None:
+    """What it means counts, not how a foreign writer spells it."""
+    value = b'{"v":1,"state":"PREPARED","group":"\\u0067","at":5,"half":3,"appended_ms":1,"check_times":0}'
+    assert decode_pending(value) is None
+    assert decode_op(ID, value).transaction.group == "g"
