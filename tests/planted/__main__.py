@@ -11,11 +11,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent
@@ -39,6 +41,7 @@ class Verdict(Struct, frozen=True):
     is_found: bool
     evidence: str
     share: str
+    seconds: float = 0.0
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -71,6 +74,12 @@ def _read_bug(path: Path) -> Bug:
 
 
 def _plant(bug: Bug, *, is_report: bool) -> Verdict:
+    began = time.monotonic()
+    verdict = _find(bug, is_report=is_report)
+    return replace(verdict, seconds=time.monotonic() - began)
+
+
+def _find(bug: Bug, *, is_report: bool) -> Verdict:
     with tempfile.TemporaryDirectory(prefix="planted-") as folder:
         copy = Path(folder)
         for name in _COPIED:
@@ -119,7 +128,8 @@ def _show(verdict: Verdict, *, is_report: bool) -> None:
         print(f"| {verdict.bug.title} | {verdict.bug.layer} | {verdict.evidence} | {verdict.share} |", flush=True)
     else:
         word = "found" if verdict.is_found else "MISSED"
-        print(f"{word:<7} {verdict.bug.name:<32} {verdict.evidence} ({verdict.share})", flush=True)
+        how = f"{verdict.share}; {verdict.seconds:.0f} s"
+        print(f"{word:<7} {verdict.bug.name:<32} {verdict.evidence} ({how})", flush=True)
 
 
 if __name__ == "__main__":
