@@ -60,7 +60,8 @@ class Quotas:
 
     def __init__(self, config: QuotaConfig, places: int, now_ms: Callable[[], int] = _CLOCK.monotonic_ms) -> None:
         self.config = config
-        self._places = places
+        self._most_of_one, self._scarce_at = places * _SHARE, places * _SCARCE_SHARE
+        self._has_rates = config.requests_per_s is not None or config.bytes_per_s is not None
         self._now_ms = now_ms
         self._known: dict[str, Usage] = {}
 
@@ -75,6 +76,17 @@ class Quotas:
 
     def enter(self, usage: Usage, in_flight: int) -> Problem | None:
         """Counts one more request of a principal, unless it must wait; then why. `in_flight`: of all."""
+        if usage.in_flight >= self._most_of_one and in_flight >= self._scarce_at:
+            return _refuse("a quarter of all places are taken by this principal, and places are scarce", 1_000)
+        if self._has_rates:
+            if (problem := self._refuse_rate(usage)) is not None:
+                return problem
+            if usage.of_requests is not None:
+                usage.of_requests.take(1)
+        usage.in_flight += 1
+        return None
+
+    def _refuse_rate(self, usage: Usage) -> Problem | None:
         now_ms, config = self._now_ms(), self.config
         for what, bucket, rate in (
             ("requests", usage.of_requests, config.requests_per_s),
@@ -84,11 +96,6 @@ class Quotas:
             if wait_ms and rate is not None:
                 problem = _refuse(f"more {what} than the quota of this principal", wait_ms)
                 return replace(problem, headers=_show(what, rate, problem.retry_after_s))
-        if usage.in_flight >= self._places * _SHARE and in_flight >= self._places * _SCARCE_SHARE:
-            return _refuse("a quarter of all places are taken by this principal, and places are scarce", 1_000)
-        if usage.of_requests is not None:
-            usage.of_requests.take(1)
-        usage.in_flight += 1
         return None
 
 

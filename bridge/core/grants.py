@@ -28,6 +28,8 @@ class Verb(StrEnum):
     OPERATE = "operate"
     ADMIN = "admin"
 
+    __hash__ = str.__hash__  # each call asks several times; an enum's own is not in C
+
 
 class Grant(NamedTuple):
     """A verb for some producer groups and, where messages are prepared, for some topics.
