@@ -1,19 +1,23 @@
-"""`python -m benchmarks.console_pages`: how soon pages of the console are there, with a million transactions in SQLite.
+"""`python -m benchmarks.console_pages`: how soon pages of the console are there, with a million transactions in SQL.
 
 The rows are made in SQL from one real transaction; 10,000 of them are pending, 1,000 parked, of 20 groups.
 """
 
 import argparse
-import sqlite3
 import statistics
 import tempfile
 import time
-from contextlib import closing
+from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx2
+import sqlalchemy as sa
 
-from tests.support.socket_bridge import SocketBridge, socket_bridge
+from bridge.sql.tables import transaction_keys, transactions
+from tests.support.bridge_process import Bridge, BridgeProcess, create_topics, wait_until
+from tests.support.broker import running_broker
+from tests.support.postgres import PostgresServer
 
 _PENDING, _PARKED, _GROUPS = 10_000, 1_000, 20
 _AT_ONCE = 20_000
@@ -40,38 +44,66 @@ _PAGES = (
 )
 
 
-def fill(file: Path, count: int) -> None:
+class _Dialect(NamedTuple):
+    """What the two databases write differently. `numbers`: a relation c(n) of the numbers from :first to :last."""
+
+    numbers: str
+    padded: str
+    key: str
+
+
+_DIALECTS = {
+    "sqlite": _Dialect(
+        "(WITH RECURSIVE c(n) AS (SELECT :first UNION ALL SELECT n + 1 FROM c WHERE n < :last) SELECT n FROM c)",
+        "printf('%09d', n)",
+        "CAST('k' || n AS BLOB)",
+    ),
+    "postgresql": _Dialect(
+        "(SELECT generate_series(CAST(:first AS bigint), :last) AS n)",
+        "lpad(n::text, 9, '0')",
+        "convert_to('k' || n, 'UTF8')",
+    ),
+}
+
+
+def fill(database_url: str, count: int) -> None:
     """Copies of the one transaction that is there: ids, keys, groups and times of their own."""
+    engine = sa.create_engine(database_url)
+    numbers, padded, key = _DIALECTS[engine.dialect.name]
     is_open, is_pending = f"n <= {_PENDING + _PARKED}", f"n <= {_PENDING}"
     rows = {
         "id": "t.id + n * 1024",
-        "transaction_id": "substr(t.transaction_id, 1, 18) || printf('%09d', n) || '0'",
+        "transaction_id": f"substr(t.transaction_id, 1, 18) || {padded} || '0'",
         "producer_group": f"'group-' || (n % {_GROUPS})",
         "state": f"CASE WHEN {is_pending} THEN 'PREPARED' WHEN {is_open} THEN 'PARKED' ELSE 'COMMITTED' END",
-        "live": is_open,
+        "live": f"CASE WHEN {is_open} THEN 1 ELSE 0 END",
         "queue_offset": "t.queue_offset + n",
         "born_ms": "t.born_ms - n",
         "appended_ms": "t.appended_ms - n",
     }
-    keys = {"id": "t.id + n * 1024", "born_ms": "t.born_ms - n", "message_key": "CAST('k' || n AS BLOB)"}
-    with closing(sqlite3.connect(file, timeout=60, isolation_level=None)) as conn:
-        for first in range(1, count + 1, _AT_ONCE):
-            last = min(first + _AT_ONCE - 1, count)
-            numbers = f"WITH RECURSIVE c(n) AS (SELECT {first} UNION ALL SELECT n + 1 FROM c WHERE n < {last})"
-            for table, changed in (("transactions", rows), ("transaction_keys", keys)):
-                columns = [row[1] for row in conn.execute(f"PRAGMA table_info({table})")]
-                values = ", ".join(changed.get(name, f"t.{name}") for name in columns)
-                conn.execute(f"{numbers} INSERT INTO {table} SELECT {values} FROM c, (SELECT * FROM {table} LIMIT 1) t")
-        prepared, pending, parked = (number // _GROUPS for number in (count, _PENDING, _PARKED))
+    keys = {"id": "t.id + n * 1024", "born_ms": "t.born_ms - n", "message_key": key}
+    for first in range(1, count + 1, _AT_ONCE):
+        with engine.begin() as conn:
+            for table, changed in ((transactions, rows), (transaction_keys, keys)):
+                names = [column.name for column in table.columns]
+                values = ", ".join(changed.get(name, f"t.{name}") for name in names)
+                one = f"(SELECT * FROM {table.name} ORDER BY id LIMIT 1)"
+                statement = f"INSERT INTO {table.name} ({', '.join(names)}) SELECT {values} FROM {numbers} c, {one} t"
+                conn.execute(sa.text(statement), {"first": first, "last": min(first + _AT_ONCE - 1, count)})
+    prepared, pending, parked = (number // _GROUPS for number in (count, _PENDING, _PARKED))
+    with engine.begin() as conn:
         for group in range(_GROUPS):
-            counts = (f"group-{group}", prepared, prepared - pending - parked, parked)
-            conn.execute("INSERT INTO group_counts VALUES (?, ?, ?, 0, 0, ?, 0)", counts)
+            counts = f"'group-{group}', {prepared}, {prepared - pending - parked}, 0, 0, {parked}, 0"
+            conn.execute(sa.text(f"INSERT INTO group_counts VALUES ({counts})"))
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
+        conn.execute(sa.text("ANALYZE"))  # as autovacuum would
+    engine.dispose()
 
 
-def measure(bridge: SocketBridge, path: str, rounds: int) -> tuple[float, float]:
+def measure(bridge: BridgeProcess, path: str, rounds: int) -> tuple[float, float]:
     """Median and 95th percentile, in milliseconds."""
     took = []
-    with httpx2.Client(base_url=f"{bridge.url}/console/", timeout=60) as client:
+    with httpx2.Client(base_url=f"http://127.0.0.1:{bridge.port}/console/", timeout=60) as client:
         for _ in range(rounds):
             started = time.perf_counter()
             answer = client.get(path)
@@ -82,19 +114,31 @@ def measure(bridge: SocketBridge, path: str, rounds: int) -> tuple[float, float]
 
 
 def main() -> None:
+    """A line for each page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--transactions", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--postgres", action="store_true", help="instead of SQLite")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, socket_bridge(Path(folder), {"orders": 1}) as bridge:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        url = None
+        if given.postgres:
+            server = PostgresServer(is_durable=True)
+            stack.callback(server.close)
+            url = server.create_migrated()
+        broker = stack.enter_context(running_broker())
+        create_topics(broker.bootstrap, {"orders": 1})
+        bridge = Bridge.create(broker.bootstrap, folder, database_url=url)
+        process = stack.enter_context(bridge.serve("api,settler,projector"))
         message = {"topic": "orders", "key": "k", "value": {"n": 1}}
         body = {"producer_group": "shop", "messages": [message]}
-        one = bridge.post_json("/v1/transactions", body)["transaction_id"]
-        bridge.post_json(f"/v1/transactions/{one}/commit", {})
-        bridge.states_of("shop")
-        fill(next(Path(folder).glob("bridge-*.db")), given.transactions)
+        one = process.http.post("/v1/transactions", json=body).json()["transaction_id"]
+        assert process.http.post(f"/v1/transactions/{one}/commit", json={}).status_code == 200
+        wait_until(lambda: process.get("/v1/stats").json().get("pending") == 0, 30, "the projection")
+        fill(bridge.database_url, given.transactions)
         for path in (*_PAGES, f"transactions/{one}"):
-            median, p95 = measure(bridge, path, given.rounds)
+            median, p95 = measure(process, path, given.rounds)
             print(
                 f"{path or '(home)':45} median {median:7.1f} ms  p95 {p95:7.1f} ms{'  SLOW' if p95 > _MOST_MS else ''}"
             )
