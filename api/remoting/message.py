@@ -360,7 +360,7 @@ def make_prepare(send: SendRequest, rule: KeyRule) -> PrepareCall:
         )
     messages = []
     for inner in send.messages:
-        properties = parse_properties(inner.properties)
+        properties = parse_properties(inner.properties) if send.is_batch else send.properties
         _refuse_delays(properties)
         messages.append(_make_message(send.topic, inner.body, properties, rule))
     return PrepareCall(

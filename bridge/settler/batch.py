@@ -20,6 +20,7 @@ from bridge.core.op_message import (
     encode_op,
     encode_position,
 )
+from bridge.core.properties import PROPERTIES_HEADER
 from bridge.core.queue_state import QueueState, WrittenOp
 from bridge.core.record import EndRecord, HalfMessage, Record, Resolution
 from bridge.core.record_codec import decode_record, encode_parked, encode_published
@@ -57,6 +58,11 @@ class Commit(Struct, frozen=True, gc=False):
     transaction_id: str
     at: int
     offset: int
+
+
+def is_awaited(message: StoredMessage) -> bool:
+    """Whether a caller waits to hear what is decided of it, as far as can be seen without reading it."""
+    return any(name == PROPERTIES_HEADER and b"\x02REQUEST\x01" in (value or b"") for name, value in message.headers)
 
 
 def decode_portion(

@@ -22,6 +22,7 @@ from bridge.settler.batch import (
     cut,
     decode_portion,
     find_commits,
+    is_awaited,
 )
 from bridge.settler.bodies import Loaded, LoadedHalves
 from bridge.settler.ports import (
@@ -36,7 +37,7 @@ from bridge.settler.recovery import look_around, read_back
 from bridge.settler.retry import Retry
 from bridge.settler.writer import QueueWriter
 from bridge.store.halves import LoadedHalf
-from bridge.store.message_store import BatchKind, QueueReader
+from bridge.store.message_store import BatchKind, GetResult, QueueReader
 
 _LOG = structlog.get_logger()
 
@@ -170,19 +171,33 @@ class OwnedQueue(QueueOwner):
         await self._gather()
         read = await self._reader.get(self._config.max_batch_records, self._wait_ms())
         if read.messages:
+            if self._writer.commits and not self._writer.is_awaited:
+                read = await self._gather_unawaited(read)
             reach(FaultPoint.SETTLE_READ)
         return decode_portion(read.messages, read.next_begin_offset, self._quarantine)
 
     async def _gather(self) -> None:
-        """After a Kafka transaction of many commits, or of some that nobody waits for, waits a little: the next one is
-        fuller, and costs hardly more."""
-        config, clock, writer = self._config, self._ports.clock, self._writer
-        gather_ms = config.gather_ms if writer.commits >= config.many_commits else 0
-        if writer.commits and not writer.is_awaited:
-            gather_ms = config.unawaited_gather_ms
-        left_ms = gather_ms and writer.began_at_ms + gather_ms - clock.monotonic_ms()
-        if left_ms > 0:
-            await clock.sleep_ms(left_ms)
+        """After a Kafka transaction of many commits waits a little: the next one is fuller, and costs hardly more."""
+        config, clock = self._config, self._ports.clock
+        if self._writer.commits >= config.many_commits:
+            left_ms = self._writer.began_at_ms + config.gather_ms - clock.monotonic_ms()
+            if left_ms > 0:
+                await clock.sleep_ms(left_ms)
+
+    async def _gather_unawaited(self, read: GetResult) -> GetResult:
+        """After one of which no caller waited to hear goes on reading for a while, until there is one who waits."""
+        assert self._reader is not None
+        config, clock = self._config, self._ports.clock
+        until_ms = self._writer.began_at_ms + config.unawaited_gather_ms
+        more, messages = read, [*read.messages]
+        while not any(map(is_awaited, more.messages)) and len(messages) < config.max_batch_records:
+            left_ms = until_ms - clock.monotonic_ms()
+            if left_ms <= 0:
+                break
+            await clock.sleep_ms(min(left_ms, config.gather_ms))
+            more = await self._reader.get(config.max_batch_records - len(messages), 0)
+            messages += more.messages
+        return more._replace(messages=messages)
 
     def _wait_ms(self) -> int:
         if self._retry.is_asked or self._end.is_asked:
