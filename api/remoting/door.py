@@ -52,7 +52,6 @@ _SEND_MS = 2_500  # less than the 3 s that clients wait
 _END_MS = 5_000
 # Of first tries: a check may have ended what was first sent long ago, and only a look-up says so.
 _ANSWER_MS, _LEAST_WAIT_MS = 5_000, 6_000
-_GATHER_S, _GATHER_ENDS_S = 0.003, 0.01  # nobody waits for an end
 _INSIST_MS, _PAUSE_MS = 60_000, 500  # of an end whose put failed: later, a check finds out
 _MOST_ENDS = 100_000
 _MOST_GROUPS = 100  # of one connection
@@ -138,10 +137,10 @@ class Door:
         host, _, port = config.advertised.rpartition(":")
         self._place = host, int(port)
         self._route = _make_route(config.advertised)
-        self._prepares: Gatherer[_RightfulCall, PrepareAnswer] = Gatherer(self._ask_prepares, _fail, _GATHER_S)
+        self._prepares: Gatherer[_RightfulCall, PrepareAnswer] = Gatherer(self._ask_prepares, _fail)
         # apart, since what is said of a list holds for each of its calls
-        self._firsts: Gatherer[_RightfulCall, PrepareAnswer] = Gatherer(self._ask_prepares, _fail, _GATHER_S)
-        self._ends: Gatherer[_RightfulEnd, EndAnswer] = Gatherer(self._ask_ends, _fail, _GATHER_ENDS_S)
+        self._firsts: Gatherer[_RightfulCall, PrepareAnswer] = Gatherer(self._ask_prepares, _fail)
+        self._ends: Gatherer[_RightfulEnd, EndAnswer] = Gatherer(self._ask_ends, _fail)
         self._keys = RecentUniqueKeys()
         self._sends = 0
         self._insisting = 0

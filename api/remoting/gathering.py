@@ -11,23 +11,14 @@ C = TypeVar("C")
 A = TypeVar("A")
 _MOST_CALLS = 500
 _MOST_BATCHES = 2
-_FEW = 4
 
 
 class Gatherer(Generic[C, A]):
-    """A batch goes out as soon as fewer than two are on their way, with whatever has come by then; `gather_s` after the
-    last one, if that was of more than a few: the next one is fuller, and costs hardly more."""
+    """A batch goes out as soon as fewer than two are on their way, with whatever has come by then."""
 
-    def __init__(
-        self,
-        ask: Callable[[Sequence[C]], Awaitable[Sequence[A]]],
-        failed: Callable[[Exception], A],
-        gather_s: float = 0.0,
-    ) -> None:
+    def __init__(self, ask: Callable[[Sequence[C]], Awaitable[Sequence[A]]], failed: Callable[[Exception], A]) -> None:
         self._ask = ask
         self._failed = failed
-        self._gather_s = gather_s
-        self._next_at = 0.0
         self._waiting: deque[tuple[C, Callable[[A], None]]] = deque()
         self._batches: set[asyncio.Task[None]] = set()
         self._is_scheduled = False
@@ -44,26 +35,17 @@ class Gatherer(Generic[C, A]):
     def add(self, call: C, give: Callable[[A], None]) -> None:
         """The answer is given later, once."""
         self._waiting.append((call, give))
-        self._schedule()
-
-    def _schedule(self) -> None:
-        if self._is_scheduled or not self._waiting or len(self._batches) >= _MOST_BATCHES:
-            return
-        self._is_scheduled = True
-        loop = asyncio.get_running_loop()
-        if (left_s := self._next_at - loop.time()) > 0 and len(self._waiting) < _MOST_CALLS:
-            loop.call_later(left_s, self._begin)
-        else:
-            loop.call_soon(self._begin)
+        if not self._is_scheduled and len(self._batches) < _MOST_BATCHES:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._begin)
 
     def _begin(self) -> None:
         self._is_scheduled = False
-        batch = [self._waiting.popleft() for _ in range(min(_MOST_CALLS, len(self._waiting)))]
-        if len(batch) > _FEW:
-            self._next_at = asyncio.get_running_loop().time() + self._gather_s
-        task = asyncio.ensure_future(self._run(batch))
-        self._batches.add(task)
-        task.add_done_callback(self._end)
+        if self._waiting and len(self._batches) < _MOST_BATCHES:
+            batch = [self._waiting.popleft() for _ in range(min(_MOST_CALLS, len(self._waiting)))]
+            task = asyncio.ensure_future(self._run(batch))
+            self._batches.add(task)
+            task.add_done_callback(self._end)
 
     async def _run(self, batch: Sequence[tuple[C, Callable[[A], None]]]) -> None:
         try:
@@ -77,7 +59,7 @@ class Gatherer(Generic[C, A]):
         self._batches.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error
-        self._schedule()
+        self._begin()
 
 
 # --- which sends cannot be a repeat, and since when their key can exist at most (decision 0020) ---

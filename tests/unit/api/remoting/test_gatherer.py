@@ -3,8 +3,6 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-import pytest
-
 from api.remoting.gathering import Gatherer
 
 
@@ -42,26 +40,6 @@ async def test_calls_that_come_meanwhile_go_together() -> None:
     await until(lambda: gatherer.is_idle)
     assert list(batches[2]) == [2, 3, 4, 5, 6]
     assert sorted(answers) == [0, 10, 20, 30, 40, 50, 60]
-
-
-@pytest.mark.parametrize(("calls", "waits"), [(5, True), (4, False)])
-async def test_after_a_batch_of_more_than_a_few_the_next_one_is_gathered(calls: int, waits: bool) -> None:
-    """Whoever is alone is never held up."""
-    batches = list[Sequence[int]]()
-
-    async def ask(batch: Sequence[int]) -> Sequence[int]:
-        batches.append(batch)
-        return batch
-
-    gatherer, answers = Gatherer[int, int](ask, lambda _: -1, gather_s=1_000), list[int]()
-    for call in range(calls):
-        gatherer.add(call, answers.append)
-    await until(lambda: len(answers) == calls)
-    gatherer.add(99, answers.append)
-    for _ in range(20):
-        await asyncio.sleep(0)
-    assert len(batches) == (1 if waits else 2)
-    assert gatherer.is_idle is not waits
 
 
 async def test_a_batch_that_fails_answers_all_its_calls() -> None:
