@@ -8,6 +8,7 @@ import structlog
 
 from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, MalformedRecord, QueueHalted, StoreFenced
 from bridge.core.message import MessageQueue
+from bridge.core.properties import count_stored_bytes
 from bridge.core.queue_state import QueueState, changed_by
 from bridge.core.record import EndRecord
 from bridge.core.transaction import BODY_EXPIRED, SPLIT, Transaction
@@ -185,14 +186,18 @@ class OwnedQueue(QueueOwner):
                 await clock.sleep_ms(left_ms)
 
     async def _gather_unawaited(self, read: GetResult) -> GetResult:
-        """After one of which no caller waited to hear goes on reading for a while, until there is one who waits."""
+        """After one of which no caller waited to hear goes on reading for a while, until there is one who waits.
+
+        Of large records nothing is gathered: what one read gives is bounded in bytes, several would not be.
+        """
         assert self._reader is not None
         config, clock = self._config, self._ports.clock
         until_ms = self._writer.began_at_ms + config.unawaited_gather_ms
-        more, messages = read, [*read.messages]
+        more, messages, size = read, [*read.messages], 0
         while not any(map(is_awaited, more.messages)) and len(messages) < config.max_batch_records:
+            size += sum(map(count_stored_bytes, more.messages))
             left_ms = until_ms - clock.monotonic_ms()
-            if left_ms <= 0:
+            if size >= config.gather_bytes or left_ms <= 0:
                 break
             await clock.sleep_ms(min(left_ms, config.gather_ms))
             more = await self._reader.get(config.max_batch_records - len(messages), 0)

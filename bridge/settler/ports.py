@@ -138,6 +138,7 @@ class SettlerConfig:
     gather_ms: int = 6  # between the beginnings of two Kafka transactions of which the first had many commits
     many_commits: int = 16
     unawaited_gather_ms: int = 30  # the same, after commits of which no caller waits to hear
+    gather_bytes: int = 1024 * 1024  # no more is read beside so much
     idle_wait_ms: int = 200  # what the checker asks for is seen at latest after this
     idle_position_ms: int = 86_400_000
     idle_note_ms: int = 60_000  # how far journal time stays behind Kafka's while nothing is appended

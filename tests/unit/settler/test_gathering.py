@@ -20,6 +20,7 @@ _LONG_MS = 3_000
     (15, True, False, SettlerConfig(gather_ms=_LONG_MS, unawaited_gather_ms=_LONG_MS), False),
     (1, False, False, SettlerConfig(unawaited_gather_ms=_LONG_MS), True),
     (1, False, True, SettlerConfig(unawaited_gather_ms=_LONG_MS), False),
+    (1, False, False, SettlerConfig(unawaited_gather_ms=_LONG_MS, gather_bytes=100), False),
 ])  # fmt: skip
 def test_next_batch_waits_a_little_after_one_of_many_commits_or_of_some_that_nobody_waits_for(
     commits: int, is_awaited: bool, is_next_awaited: bool, config: SettlerConfig, waits: bool
