@@ -76,13 +76,12 @@ class Quotas:
 
     def enter(self, usage: Usage, in_flight: int) -> Problem | None:
         """Counts one more request of a principal, unless it must wait; then why. `in_flight`: of all."""
+        if self._has_rates and (problem := self._refuse_rate(usage)) is not None:
+            return problem
         if usage.in_flight >= self._most_of_one and in_flight >= self._scarce_at:
             return _refuse("a quarter of all places are taken by this principal, and places are scarce", 1_000)
-        if self._has_rates:
-            if (problem := self._refuse_rate(usage)) is not None:
-                return problem
-            if usage.of_requests is not None:
-                usage.of_requests.take(1)
+        if usage.of_requests is not None:
+            usage.of_requests.take(1)
         usage.in_flight += 1
         return None
 
