@@ -64,7 +64,6 @@ class RemotingConnection(asyncio.Protocol):
         self._server = server
         self._buffer = FrameBuffer(server.config.max_frame_bytes)
         self._frames: deque[RemotingCommand] = deque()
-        self._answers: list[bytes] = []
         self._transport: asyncio.Transport | None = None
         self._is_scheduled = False
         now = server.now()
@@ -122,16 +121,9 @@ class RemotingConnection(asyncio.Protocol):
             self._work()
 
     def send(self, frame: bytes) -> None:
-        """Writes a frame, together with others of this turn of the loop; to one who is gone, nothing."""
-        if self._transport is not None:
-            if not self._answers:
-                asyncio.get_running_loop().call_soon(self._flush)
-            self._answers.append(frame)
-
-    def _flush(self) -> None:
+        """Writes a frame; to one who is gone, nothing."""
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(b"".join(self._answers))
-        self._answers.clear()
+            self._transport.write(frame)
 
     def pause_writing(self) -> None:
         """Reads no more requests of a client that does not read their answers."""
@@ -164,7 +156,6 @@ class RemotingConnection(asyncio.Protocol):
     def close(self, *, at_once: bool = True) -> None:
         """Ends the connection."""
         if self._transport is not None:
-            self._flush()
             self._transport.abort() if at_once else self._transport.close()
 
 
