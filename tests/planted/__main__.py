@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -52,14 +53,20 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--report", action="store_true", help=f"{_REPORT_SEEDS} seeds each, as a Markdown table")
     options = parser.parse_args(arguments)
     bugs = [bug for bug in read_bugs() if not options.names or bug.name in options.names]
-    missed = 0
+    missed: list[Verdict] = []
     if options.report:
         print("| bug | layer | promise broken | found in |\n|---|---|---|---|")
-    with ThreadPoolExecutor(options.jobs) as pool:
-        for verdict in pool.map(lambda bug: _plant(bug, is_report=options.report), bugs):
-            missed += not verdict.is_found
+    with tempfile.TemporaryDirectory(prefix="planted-") as folder, ThreadPoolExecutor(options.jobs) as pool:
+        copies: SimpleQueue[Path] = SimpleQueue()
+        for number in range(options.jobs):
+            copies.put(_copy_code(Path(folder, str(number))))
+        for verdict in pool.map(lambda bug: _plant(bug, copies, is_report=options.report), bugs):
+            if not verdict.is_found:
+                missed.append(verdict)
             _show(verdict, is_report=options.report)
-    print(f"\n{len(bugs) - missed} of {len(bugs)} planted bugs found", file=sys.stderr)
+    print(f"\n{len(bugs) - len(missed)} of {len(bugs)} planted bugs found", file=sys.stderr)
+    for verdict in missed:
+        print(f"MISSED {verdict.bug.name}: {verdict.evidence}", file=sys.stderr)
     return 1 if missed else 0
 
 
@@ -73,25 +80,33 @@ def _read_bug(path: Path) -> Bug:
     return Bug(path.stem, title, layer.removeprefix("Found by: "))
 
 
-def _plant(bug: Bug, *, is_report: bool) -> Verdict:
+def _copy_code(copy: Path) -> Path:
+    """With what is compiled already, which stays valid for all that no bug changes."""
+    copy.mkdir()
+    for name in _COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, copy / name)
+        elif source.exists():
+            shutil.copy2(source, copy / name)
+    return copy
+
+
+def _plant(bug: Bug, copies: "SimpleQueue[Path]", *, is_report: bool) -> Verdict:
+    copy = copies.get()
     began = time.monotonic()
-    verdict = _find(bug, is_report=is_report)
+    try:
+        subprocess.run(["git", "apply", "-p1", str(FOLDER / f"{bug.name}.patch")], cwd=copy, check=True)
+        verdict = _simulate(bug, copy, is_report=is_report) if bug.layer == "simulation" else _test(bug, copy)
+    finally:
+        _pull_out(bug, copy)
+        copies.put(copy)
     return replace(verdict, seconds=time.monotonic() - began)
 
 
-def _find(bug: Bug, *, is_report: bool) -> Verdict:
-    with tempfile.TemporaryDirectory(prefix="planted-") as folder:
-        copy = Path(folder)
-        for name in _COPIED:
-            source = ROOT / name
-            if source.is_dir():
-                shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-            elif source.exists():
-                shutil.copy(source, copy / name)
-        subprocess.run(["git", "apply", "-p1", str(FOLDER / f"{bug.name}.patch")], cwd=copy, check=True)
-        if bug.layer == "simulation":
-            return _simulate(bug, copy, is_report=is_report)
-        return _test(bug, copy)
+def _pull_out(bug: Bug, copy: Path) -> None:
+    for name in re.findall(r"^\+\+\+ b/(\S+)", (FOLDER / f"{bug.name}.patch").read_text(), re.MULTILINE):
+        shutil.copy2(ROOT / name, copy / name)
 
 
 def _simulate(bug: Bug, copy: Path, *, is_report: bool) -> Verdict:
@@ -106,12 +121,12 @@ def _simulate(bug: Bug, copy: Path, *, is_report: bool) -> Verdict:
 
 def _test(bug: Bug, copy: Path) -> Verdict:
     done = _run([sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", bug.layer], copy)
-    failed = re.search(r"FAILED (\S+)", done.stdout)
+    failed = re.search(r"^FAILED (\S+)", done.stdout, re.MULTILINE)
     return Verdict(bug, done.returncode == 1 and failed is not None, failed[1] if failed else _tail(done), "every run")
 
 
 def _run(command: Sequence[str], copy: Path) -> "subprocess.CompletedProcess[str]":
-    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}  # nothing of a bug stays
     return subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
 
 
