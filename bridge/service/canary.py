@@ -79,9 +79,12 @@ class Canary:
         self._open: tuple[str, bytes] | None = None  # id and value of one that has not arrived
 
     async def run_forever(self) -> None:
-        """Looks again and again, until it is cancelled."""
+        """Looks again and again, until it is cancelled; nothing new while an operator has switched off all prepares."""
         while True:
-            await self.run_once()
+            if self._open is not None or self._directory.accepts_prepares:
+                await self.run_once()
+            else:
+                self.last = None
             await self._clock.sleep_ms(self.config.interval_ms)
 
     async def run_once(self) -> CanaryRun:

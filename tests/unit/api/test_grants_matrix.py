@@ -365,7 +365,7 @@ def test_bodies_of_parked_messages_are_for_admins_and_audited(scene: Scene) -> N
     transaction_id = scene.admin("POST", "/v1/transactions", body)["transaction_id"]
     path = f"/v1/transactions/{transaction_id}?include=messages"
     assert "canary" in scene.bridge.call("GET", path, None, reader.headers).body.decode()
-    scene.bridge.pass_ms(10_000)
+    scene.bridge.pass_ms(61_000)
     assert scene.admin("GET", f"/v1/transactions/{transaction_id}")["state"] == "PARKED"
     assert scene.bridge.call("GET", path, None, reader.headers).status == 403
     assert "canary" in scene.bridge.call("GET", path, None, admin.headers).body.decode()

@@ -1,5 +1,6 @@
 """bridge.service.canary: whether a transaction gets through, or why not, without leaving heaps behind."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -157,5 +158,33 @@ def test_database_that_is_away_is_a_failure_and_no_end(tmp_path: Path) -> None:
             world.database.is_down = False
             assert failure is None or "down" in failure
             assert (await canary.run_once()).failure is None
+
+    world.run(story())
+
+
+def test_canary_rests_while_all_prepares_are_switched_off(tmp_path: Path) -> None:
+    """What an operator wants is no failure; one that is under way is followed until it has arrived."""
+    world, who = make_service_world(tmp_path), Who("ann", "release")
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling():
+            canary = make_canary(api)
+            assert (await canary.run_once()).failure is None
+            topic = world.settlers.memory.cluster.log.topics[TOPIC]
+            topic.is_denied = True
+            assert (await canary.run_once()).failure
+            await api.groups.switch_prepares(who, is_paused=True)
+            await world.sleep(5_000)
+            looks = asyncio.ensure_future(canary.run_forever())
+            topic.is_denied = False
+            await world.sleep(300_000)
+            assert canary.counts[ARRIVED] == 2
+            assert (canary.last, await count_prepared(world)) == (None, 2)
+            await api.groups.switch_prepares(who, is_paused=False)
+            await world.sleep(120_000)
+            looks.cancel()
+            assert canary.counts[ARRIVED] > 2
+            assert canary.last is not None
+            assert canary.last.failure is None
 
     world.run(story())
