@@ -25,6 +25,7 @@ FOLDER = Path(__file__).parent
 _COPIED = ("api", "bridge", "checker", "outbox", "spark", "alembic", "examples", "tests", "pyproject.toml")
 _SEEDS = 1_000
 _REPORT_SEEDS = 200
+_MOST_S = 600
 
 
 class Bug(Struct, frozen=True):
@@ -127,11 +128,12 @@ def _test(bug: Bug, copy: Path) -> Verdict:
 
 def _run(command: Sequence[str], copy: Path) -> "subprocess.CompletedProcess[str]":
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}  # nothing of a bug stays
-    return subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
+    bounded = ["timeout", "--kill-after=10", str(_MOST_S), *command]  # a bug may never come to an end
+    return subprocess.run(bounded, cwd=copy, env=environment, capture_output=True, text=True, check=False)
 
 
 def _tail(done: "subprocess.CompletedProcess[str]") -> str:
-    return " / ".join([*_last(done.stdout), *_last(done.stderr)])
+    return " / ".join([f"ended with {done.returncode}", *_last(done.stdout), *_last(done.stderr)])
 
 
 def _last(text: str) -> Iterator[str]:
