@@ -48,7 +48,7 @@ class HostileServer:
             self.closed.put_nowait(None)
         finally:
             self._connections.discard(task)
-            writer.close()
+            writer.transport.abort()  # also what nobody reads
 
 
 def sending(*parts: bytes) -> Behaviour:
