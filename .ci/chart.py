@@ -44,7 +44,13 @@ EVERYTHING: Values = {
         role: {"settings": {"kafka": {"sasl.username": role}}, "secret": {"name": f"bridge-{role}"}}
         for role in ("api", "settler", "projector", "migrate")
     }
-    | {"remoting": {"replicas": 2, "secret": {"name": "bridge-api"}}},
+    | {
+        "remoting": {
+            "replicas": 2,
+            "settings": {"remoting": {"advertise": "door.example.com:9876"}},
+            "secret": {"name": "bridge-api"},
+        }
+    },
     "remotingService": {"type": "LoadBalancer", "annotations": {"a": "b"}},
     "service": {"type": "LoadBalancer", "port": 443, "annotations": {"a": "b"}},
     "podAnnotations": {"a": "b"},
@@ -60,12 +66,14 @@ SINGLE: Values = {
     "roles": {role: {"replicas": 1} for role in ("api", "settler", "projector", "remoting")},
     "networkPolicy": {"enabled": False},
 }
+DOOR: Values = {**LEAST, "roles": {"remoting": {"replicas": 1}}, "remotingService": {"port": 19876}}
 REFUSED: Mapping[str, Values] = {
     "no Kafka": {},
     "a value nobody knows": {**LEAST, "replicas": 3},
     "a password that is no file": {"settings": {"kafka": {"bootstrap.servers": "k", "sasl.password": "x"}}},
     "a database's URL that is no file": {**LEAST, "settings": {**LEAST["settings"], "database_url": "x"}},
     "a first key that is no file": {**LEAST, "settings": {**LEAST["settings"], "auth": {"admin_key": "x"}}},
+    "a door beyond the cluster at a name within it": {**DOOR, "remotingService": {"type": "NodePort"}},
 }
 
 
@@ -125,6 +133,30 @@ def find_differences() -> list[str]:
     ]
 
 
+def find_door_faults() -> list[str]:
+    """Where the way of RocketMQ's clients is broken: Service, port, advertised address, policy. None unless wanted."""
+    name = f"{NAME}-outbox-bridge-remoting"
+    found = {one["kind"]: one for one in render(DOOR) if one["metadata"]["name"] == name}
+    (container,) = found["Deployment"]["spec"]["template"]["spec"]["containers"]
+    told = {one["name"].removeprefix("OUTBOX_BRIDGE_REMOTING__"): one["value"] for one in container["env"]}
+    labels = found["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    (way,) = found["Service"]["spec"]["ports"]
+    (listened,) = [port["containerPort"] for port in container["ports"] if port["name"] == way["targetPort"]]
+    policy = found["NetworkPolicy"]["spec"]
+    let_in = {port["port"]: rule["from"] for rule in policy["ingress"] for port in rule["ports"]}
+    let_out = {port["port"] for rule in policy["egress"] for port in rule["ports"]}
+    held = {
+        "listens where its Service leads": (told["HOST"], told["PORT"]) == ("0.0.0.0", str(listened)),
+        "is what its Service selects": found["Service"]["spec"]["selector"].items() <= labels.items(),
+        "sends clients to its Service": told["ADVERTISE"] == f"{name}.{NAMESPACE}.svc:{way['port']}",
+        "is what its policy selects": policy["podSelector"]["matchLabels"].items() <= labels.items(),
+        "is open to clients, metrics to others": let_in.keys() == {listened, 8790} and let_in[listened] != let_in[8790],
+        "calls no check endpoint": let_out == {53, 9092, 5432},
+        "is there only if it is wanted": name not in [one["metadata"]["name"] for one in render(LEAST)],
+    }
+    return [f"the door: not so that it {what}" for what, is_so in held.items() if not is_so]
+
+
 def is_refused(values: Values) -> bool:
     try:
         render(values)
@@ -135,7 +167,7 @@ def is_refused(values: Values) -> bool:
 
 def main() -> int:
     faults = [fault for values in (LEAST, EVERYTHING, SINGLE) for fault in find_faults(values)]
-    faults += find_differences()
+    faults += find_differences() + find_door_faults()
     faults += [f"takes {what}" for what, values in REFUSED.items() if not is_refused(values)]
     print(*(faults or ["chart: ok"]), sep="\n")
     return bool(faults)

@@ -40,7 +40,7 @@ class Database:
 
 @dataclass(slots=True)
 class Container:
-    """One process. `ports`: which ones of this machine stand for its own."""
+    """One process. `ports`: which ones of this machine stand for its own; `probed`: where it says that it is ready."""
 
     stage: Stage
     arguments: list[str]
@@ -48,6 +48,7 @@ class Container:
     limits: Limits
     ports: dict[int, int] = field(default_factory=dict)
     health_check: list[str] = field(default_factory=list)
+    probed: int = 8790
 
     def start(self) -> Process:
         """Its command in the image's entry point."""
@@ -89,10 +90,10 @@ def read_compose(
             environment = {name: put_all_in(put_in, str(value)) for name, value in service["environment"].items()}
             files = {f"/run/secrets/{file}": Path(f"{secrets}/{file}") for file in service.get("secrets", ())}
             limits = Limits(service["read_only"], service["tmpfs"], {**database.sockets, **files})
-            inside = {*stage.ports, int(environment.get("OUTBOX_BRIDGE_HTTP__METRICS_PORT", stage.ports[0]))}
+            probed = int(environment.get("OUTBOX_BRIDGE_HTTP__METRICS_PORT", stage.ports[0]))
             health_check = service.get("healthcheck", {}).get("test", [])[1:] or stage.health_check
-            ports = {port: choose_free_port() for port in inside}
-            container = Container(stage, service["command"], environment, limits, ports, health_check)
+            ports = {port: choose_free_port() for port in {*stage.ports, probed}}
+            container = Container(stage, service["command"], environment, limits, ports, health_check, probed)
             found[service_name] = container
     return found
 

@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import ssl
 import subprocess
 import sys
@@ -19,7 +18,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,14 +30,15 @@ from chart import EVERYTHING
 from containers import Container, Database, put_all_in, read_chart, read_compose
 from image import Build, Limits, Stage
 
-from api.remoting.frame import FrameBuffer, RemotingCommand, encode_frame
 from api.remoting.message import RequestCode
 from bridge.broker.dev_broker import DevBroker
 from bridge.broker.jars import fetch_jars
 from bridge.broker.ports import choose_free_port, find_java
+from bridge.core.record import Resolution
 from bridge.core.topics import Role, least_rights, with_prefix
 from tests.support.authority import Authority
 from tests.support.postgres import PostgresServer
+from tests.support.remoting_client import RemotingClient
 from tests.support.secured_kafka import SecuredKafka, secured_kafka
 from tests.tidy.test_locks import normalised
 
@@ -48,6 +48,7 @@ STOP_TIMEOUT_S = 30.0
 LOOK_INTERVAL_S = 0.3
 QUEUES = 4
 SECURED = "secured."  # before the names of the chart's bridge
+ADVERTISED = "${ROCKETMQ_ADVERTISE:-127.0.0.1:9876}"
 PLAIN_TOPIC, SECURED_TOPIC = "orders", "secured.orders"
 
 
@@ -129,20 +130,22 @@ def is_ready(port: int) -> bool:
         return False
 
 
-def ask_route(port: int, context: ssl.SSLContext) -> None:
-    """Asks the door what RocketMQ's clients ask first, over TLS: the way leads to the chart's Service."""
-    frames = FrameBuffer()
-    asked = encode_frame(RemotingCommand(RequestCode.GET_ROUTEINFO_BY_TOPIC, 7, fields={"topic": "x"}))
-    with (
-        socket.create_connection(("127.0.0.1", port), STOP_TIMEOUT_S) as plain,
-        context.wrap_socket(plain, server_hostname="127.0.0.1") as secured,
-    ):
-        secured.sendall(asked)
-        frames.add(secured.recv(65_536))
-    (answer,) = frames.take()
-    assert (answer.opaque, answer.code) == (7, 0)
-    assert b"-remoting." in answer.body, answer.body
-    print("the door shows the way over TLS", flush=True)
+def send_signed(port: int, api: Door, topic: str, advertised: str, context: ssl.SSLContext | None = None) -> None:
+    """As a client of RocketMQ with a key of its own: asks for the way, sends a half message, commits it."""
+    path = "/v1/principals/rocketmq"
+    grants = [{"verbs": ["prepare", "decide"], "groups": "orders", "topics": topic}]
+    api.call(path, {"grants": grants}, "PUT")
+    made = api.call(f"{path}/keys", {})
+    signing = (made["key_id"], made["signing_secret"])
+    with closing(RemotingClient(port, "orders", context=context, signing=signing)) as client:
+        route = client.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})
+        assert route is not None
+        assert advertised.encode() in route.body, route.body
+        await_true("known to the door", lambda: client.send(topic, "K7").code == 0)  # another process has made the key
+        half = client.prepare(topic, "K7")
+        client.end_half(half, int(Resolution.COMMIT))
+        await_true("published", lambda: bool(api.call(f"/v1/transactions/{half.transaction_id}")["receipts"]))
+    print(f"{half.transaction_id} was sent, committed and published as by a client of RocketMQ", flush=True)
 
 
 def prove(stage: Stage, bootstrap: str) -> None:
@@ -183,13 +186,14 @@ def run_compose(stage: Stage, kafka: SecuredKafka, database: Database) -> None:
         "kafka:9092": kafka.admin_bootstrap,
         "postgresql+psycopg://bridge:${POSTGRES_PASSWORD:?choose a password}@postgres:5432/bridge": database.url,
         "${OUTBOX_BRIDGE_KEY:?make one with outbox-bridge key new}": key,
+        ADVERTISED: "127.0.0.1:9876",
     }
     run_services(read_compose(stage, "compose.yaml", put_in, database), [PLAIN_TOPIC, SECURED_TOPIC], key)
 
 
 def run_services(services: dict[str, Container], topics: list[str], key: str, ca: Path | None = None) -> None:
-    """Migrates, starts the others, publishes a message to the first topic, stops. `ca`: who signs the api's
-    certificate."""
+    """Migrates, starts the others, those of profiles too, publishes by the api and as a client of RocketMQ to the first
+    topic, stops. `ca`: who signs certificates."""
     migrate = services.pop("migrate")
     for _ in range(2):  # the second time as after a restart
         migrate.run()
@@ -198,13 +202,12 @@ def run_services(services: dict[str, Container], topics: list[str], key: str, ca
     with running(services):
         for name, service in services.items():
             await_true(f"{name} healthy", service.is_healthy)
-            await_true(f"{name} ready", partial(is_ready, service.ports[max(service.ports)]))
-        port = services["api"].ports[8780]
-        if ca is None:
-            Door(f"http://127.0.0.1:{port}", key).publish_one(topics[0])
-        else:
-            context = ssl.create_default_context(cafile=str(ca))
-            Door(f"https://127.0.0.1:{port}", key, context).publish_one(topics[0])
+            await_true(f"{name} ready", partial(is_ready, service.ports[service.probed]))
+        context = None if ca is None else ssl.create_default_context(cafile=str(ca))
+        scheme, remoting = "http" if ca is None else "https", services["remoting"].ports[9876]
+        api = Door(f"{scheme}://127.0.0.1:{services['api'].ports[8780]}", key, context)
+        api.publish_one(topics[0])
+        send_signed(remoting, api, topics[0], f"127.0.0.1:{remoting}", context)
 
 
 def run_secured_compose(stage: Stage, database: Database, folder: Path) -> None:
@@ -224,7 +227,7 @@ def run_secured_compose(stage: Stage, database: Database, folder: Path) -> None:
     broker.start()
     try:
         make_user(put_in)
-        put_in = {"kafka:9092": f"127.0.0.1:{clients}"}
+        put_in = {"kafka:9092": f"127.0.0.1:{clients}", ADVERTISED: "127.0.0.1:9876"}
         services = read_compose(stage, "compose.secured.yaml", put_in, database, secrets)
         run_services(services, [PLAIN_TOPIC], (secrets / "admin-key").read_text().strip(), secrets / "ca.pem")
     finally:
@@ -269,9 +272,10 @@ def run_chart(stage: Stage, kafka: SecuredKafka, database: Database, folder: Pat
     pods.pop("migrate").run()
     with running(pods):
         for name, pod in pods.items():
-            await_true(f"{name} ready", partial(is_ready, pod.ports[8790]))
-        Door(f"https://127.0.0.1:{pods['api'].ports[8780]}", key, authority.client()).publish_one(SECURED_TOPIC)
-        ask_route(pods["remoting"].ports[9876], authority.client())
+            await_true(f"{name} ready", partial(is_ready, pod.ports[pod.probed]))
+        api = Door(f"https://127.0.0.1:{pods['api'].ports[8780]}", key, authority.client())
+        api.publish_one(SECURED_TOPIC)
+        send_signed(pods["remoting"].ports[9876], api, SECURED_TOPIC, "-remoting.", authority.client())
 
 
 def main() -> int:

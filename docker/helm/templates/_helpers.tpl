@@ -71,6 +71,9 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- $_ := set $http "allowed_hosts" $hosts }}
 {{- end }}
 {{- if eq $role "remoting" }}
+{{- if and (ne $root.Values.remotingService.type "ClusterIP") (not (dig "remoting" "advertise" "" $settings)) }}
+{{- fail "roles.remoting.settings.remoting.advertise: under which host:port clients reach a door that is open beyond the cluster" }}
+{{- end }}
 {{- $place := printf "%s-remoting.%s.svc:%v" (include "bridge.name" $root) $root.Release.Namespace $root.Values.remotingService.port }}
 {{- $door := dict "host" "0.0.0.0" "port" 9876 "advertise" $place "tls" (ternary "required" "off" (ne $root.Values.tls.secret "")) }}
 {{- $settings = mergeOverwrite (dict "remoting" $door) $settings }}

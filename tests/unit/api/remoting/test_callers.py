@@ -1,7 +1,5 @@
 """Who signed a request, and what becomes of connections whose rights change."""
 
-import hmac
-from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +11,7 @@ from api.remoting.groups import RemotingCallers
 from bridge.core.grants import Grant, Rights, Verb
 from bridge.core.keyring import BridgeKey, Keyring
 from bridge.service.access import ANYBODY, AccessConfig, Caller, SigningSecrets
+from tests.support.remoting_client import sign as sign_fields
 
 _OLD, _NEW = BridgeKey("1", b"o" * 32), BridgeKey("2", b"n" * 32)
 
@@ -46,10 +45,7 @@ def make_callers(access: Access, *keys: BridgeKey) -> tuple[RemotingCallers, Sig
 
 def sign(secret: str, fields: Mapping[str, str], body: bytes = b"") -> RemotingCommand:
     """As AclClientRPCHook does."""
-    named = {**fields, "AccessKey": "k3v9q2ta"}
-    content = "".join(named[name] for name in sorted(named)).encode() + body
-    signature = b64encode(hmac.digest(secret.encode(), content, "sha1")).decode()
-    return RemotingCommand(310, fields={**named, "Signature": signature}, body=body)
+    return RemotingCommand(310, fields=sign_fields("k3v9q2ta", secret, fields, body), body=body)
 
 
 def test_a_signature_proves_who_calls_for_what_it_covers() -> None:
