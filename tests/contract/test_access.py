@@ -12,10 +12,12 @@ from joserfc.jwk import ECKey, KeySet
 
 from bridge.core.errors import SqlUnavailable
 from bridge.core.grants import EVERYTHING, Grant, Verb
+from bridge.core.keyring import RANDOM_BYTES, make_key_text
 from bridge.service.access import AccessConfig, AccessService
 from bridge.service.contract import RefusalCode, Refused
 from bridge.service.issuers import BadToken, IssuerConfig
 from bridge.service.operate import Who
+from bridge.sql import access
 from bridge.sql.access import MadeKey, read_audit
 from bridge.sql.engine import Database
 from tests.support.virtual_time import VirtualClock
@@ -85,6 +87,27 @@ async def test_only_the_very_key_is_taken(world: AccessWorld) -> None:
     stored = await world.database.read(read)
     assert made.key.key_id in stored
     assert made.text[13:] not in stored
+
+
+async def test_guess_costs_the_same_whether_its_id_is_known(
+    world: AccessWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hashed and compared as often, so that the time of an answer tells no ids."""
+    made = await world.make_key()
+    hash_key, hashed = access.hash_key, list[str]()
+
+    def count(text: str) -> str:
+        hashed.append(text)
+        return hash_key(text)
+
+    monkeypatch.setattr(access, "hash_key", count)
+    costs = []
+    for guess in (make_key_text(bytes(RANDOM_BYTES)), made.text[:13] + "A" * 43, "obk_"):
+        hashed.clear()
+        assert world.first.identify(guess) is None
+        assert set(hashed) == {guess}
+        costs.append(len(hashed))
+    assert len(set(costs)) == 1
 
 
 async def test_revoked_key_is_refused_everywhere(world: AccessWorld) -> None:

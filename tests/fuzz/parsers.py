@@ -22,10 +22,18 @@ from pathlib import Path
 
 from tests.support.source_tree import ROOT
 
-NAMES = ("bodies", "frames", "heads", "properties", "records")
+NAMES = ("bodies", "frames", "heads", "properties", "records", "tokens", "urls")
 _SEEDS = Path(__file__).parent / "seeds"
 _MOST_SEED_BYTES = 400
-_INSTRUMENTED = ["api.remoting", "api.web.json", "api.web.parse", "api.web.protocol", "bridge.core"]
+_INSTRUMENTED = [
+    "api.remoting",
+    "api.web.json",
+    "api.web.parse",
+    "api.web.protocol",
+    "bridge.core",
+    "bridge.service.issuers",
+    "checker.endpoint_guard",
+]
 
 
 def main() -> int:

@@ -4,16 +4,21 @@ A parser may refuse with its own error and nothing else; what two ways take, the
 """
 
 import asyncio
+import base64
 import contextlib
 import json
 import logging
+import socket
 from collections.abc import Callable, Generator
 from typing import Any
 
 import msgspec
 import structlog
+from joserfc.jwk import ECKey, KeySet
+from joserfc.jws import JWSRegistry
 from uvicorn.config import Config
 from uvicorn.server import ServerState
+from yarl import URL
 
 from api.remoting.frame import BadFrame, FrameBuffer, RemotingCommand, decode_frame, encode_frame
 from api.remoting.message import UnreadableMessage, parse_properties, read_body, split_batch
@@ -38,6 +43,9 @@ from bridge.core.properties import PROPERTIES_HEADER, decode_properties, encode_
 from bridge.core.record import HalfMessage, Resolution
 from bridge.core.record_codec import decode_any, decode_body, decode_parked, decode_record
 from bridge.service.contract import PrepareCall
+from bridge.service.issuers import BadToken, IssuerConfig, Issuers
+from checker.endpoint_guard import CallbackPolicy, check_url, parse_networks
+from tests.support.virtual_time import VirtualClock
 
 ID = "0006k8e9s5ta7vo3q1m4c8b2h6dg"
 _MOST_HEADERS = 64
@@ -301,6 +309,62 @@ def _read_frames(pieces: tuple[bytes, ...]) -> list[RemotingCommand]:
     return found
 
 
+def urls(data: bytes) -> None:
+    """Of check endpoints: what is taken means the same host and port to the client, and no address to the system."""
+    text = data.decode("latin-1")
+    for policy in _POLICIES:
+        checked = check_url(text, policy)
+        if isinstance(checked, str):
+            continue
+        seen = URL(text, encoded=True)
+        assert (str(seen.raw_host).lower(), seen.port, seen.scheme) == (checked.host, checked.port, checked.scheme), (
+            text
+        )
+        assert (seen.user, seen.password, seen.raw_fragment) == (None, None, ""), text
+        assert policy.allow_networks or not _is_address(checked.host), text
+        assert policy.allow_networks or (checked.scheme == "https" and checked.port in {443, 8443}), text
+
+
+def _is_address(host: str) -> bool:
+    """As the system reads it: with few numbers, octal or hexadecimal ones."""
+    with contextlib.suppress(OSError):
+        return bool(socket.inet_aton(host.removesuffix(".")))
+    return ":" in host
+
+
+def tokens(data: bytes) -> None:
+    """Head and claims, a null byte between them, signed with the issuer's key; or a whole token.
+
+    What is believed names issuer, audience and algorithm that are pinned, has an end, and is of the key.
+    """
+    head, mark, claims = data.partition(b"\0")
+    signed = b".".join([_encode(head), _encode(claims)])
+    whole = b".".join([signed, _encode(_SIGNER.sign(signed, _KEY))]) if mark else data
+    try:
+        holder = _ISSUERS.read(whole.decode("latin-1"))
+    except BadToken:
+        return
+    assert mark, whole
+    named, told = json.loads(head), json.loads(claims)
+    assert (named["alg"], told["iss"], holder.principal) == ("ES256", _ISSUER.issuer, f"login:{told['sub']}")
+    assert _ISSUER.audience in ([told["aud"]] if isinstance(told["aud"], str) else told["aud"])
+    assert -60 <= told["exp"] - _CLOCK.now_ms() / 1000 <= _ISSUER.max_life_s + 60
+
+
+def _encode(text: bytes) -> bytes:
+    return base64.urlsafe_b64encode(text).rstrip(b"=")
+
+
+async def _show_keys(_: str) -> bytes:
+    return json.dumps(KeySet([_KEY]).as_dict(private=False)).encode()
+
+
+_POLICIES = (CallbackPolicy(), CallbackPolicy(parse_networks(["127.0.0.0/8", "10.0.0.0/8", "::1/128"])))
+_KEY, _CLOCK, _SIGNER = ECKey.generate_key("P-256", {"kid": "ec"}), VirtualClock(), JWSRegistry.algorithms["ES256"]
+_ISSUER = IssuerConfig("https://login.example", "bridge", "https://login.example/keys", prefix="login:")
+_ISSUERS = Issuers([_ISSUER], _show_keys, _CLOCK)
+asyncio.run(_ISSUERS.refresh())
+
 structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 _CONFIG = Config(_nothing, log_config=None, interface="asgi3")
 _CONFIG.load()
@@ -311,4 +375,6 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "heads": heads,
     "properties": properties,
     "records": records,
+    "tokens": tokens,
+    "urls": urls,
 }

@@ -10,6 +10,10 @@ from tests.support.source_tree import ROOT, parsed, place, python_files, text_fi
 # joined here so that this file does not hold what it looks for
 UNFINISHED = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X")) + r")\b")
 MACHINE_PATHS = re.compile("|".join(("/wo" + "rk/", "/ro" + "ot/", r"/home/\w")))
+SECRETS = re.compile(
+    r"obk_[a-z0-9]{8}_[\w-]{43}|whsec_[A-Za-z0-9+/]{43}=|-BEGIN [A-Z ]*PRIVATE KEY-"
+    r"|\bAKIA[A-Z0-9]{16}\b|\bgh[ps]_\w{36}\b"
+)
 REGISTRIES = re.compile(r"pypi\.\w|pythonhosted\.\w|maven\.(org|apache)|repo1\.|npmjs\.\w")
 
 
@@ -31,6 +35,12 @@ def test_nothing_is_left_unfinished() -> None:
 def test_no_path_of_one_machine_is_written_down() -> None:
     """The project runs anywhere."""
     assert lines_with(MACHINE_PATHS) == []
+
+
+def test_no_secret_is_written_down() -> None:
+    """Neither a key of the bridge's nor one of others: what is in the project is everybody's."""
+    example = "api/web/keys.py"
+    assert {line.partition(":")[0] for line in lines_with(SECRETS)} == {example}
 
 
 def test_no_registry_is_named() -> None:
