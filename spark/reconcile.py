@@ -49,7 +49,7 @@ _FINDING = pa.schema(
     [
         *((name, pa.string()) for name in ("transaction_id", "kind", "detail", "group", "topic")),
         ("legs", pa.list_(_LEG)),
-        *((name, pa.string()) for name in ("first_seen", "state")),
+        *((name, pa.string()) for name in ("first_seen", "state", "remark")),
     ]
 )
 

@@ -22,13 +22,14 @@ _VERBS = {"check", "force"}  # nothing that could publish a message again
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A call to the bridge, and the states in which it makes sense."""
+    """A call to the bridge, and the states in which it makes sense. `remark`: the producer's last one, if any."""
 
     transaction_id: str
     kind: str
     verb: str
     body: Mapping[str, Any] | None
     states: Sequence[str]
+    remark: str | None = None
 
     @property
     def path(self) -> str:
@@ -78,6 +79,7 @@ def work_through(url: str, run: Path, proposals: Sequence[Proposal], *, is_appli
                 "body": proposal.body,
                 "state": state,
                 "result": result,
+                **({} if proposal.remark is None else {"remark": proposal.remark}),
             }
 
 
@@ -152,4 +154,5 @@ def _read(line: Mapping[str, Any]) -> Proposal:
         raise ValueError(f"{line['method']} {line['path']} is nothing that a report proposes")
     if line["precondition"].get("published") is not False:
         raise ValueError("nobody has looked whether it was published (an older version has written it)")
-    return Proposal(line["transaction_id"], line["kind"], verb, line["body"], line["precondition"]["state"])
+    states, remark = line["precondition"]["state"], line.get("remark")
+    return Proposal(line["transaction_id"], line["kind"], verb, line["body"], states, remark)

@@ -237,6 +237,7 @@ _REPAIR_COLUMNS: Sequence[Column] = [
     ("TRANSACTION", lambda row: row["transaction_id"]),
     ("KIND", lambda row: row["kind"]),
     ("CALL", lambda row: row["call"].rpartition("/")[2] + (f" {row['body']['resolution']}" if row["body"] else "")),
+    ("REMARK", lambda row: row.get("remark")),
     ("STATE", lambda row: row["state"]),
     ("RESULT", lambda row: row["result"]),
 ]

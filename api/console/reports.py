@@ -28,7 +28,7 @@ _ROWS = 100
 _LEDGER_BYTES = 4 * 1024 * 1024
 _SUMMARY_BYTES = 4 * 1024 * 1024
 _FINDINGS_BYTES = 256 * 1024  # of one page
-_OF_FINDING = ("transaction_id", "kind", "detail", "group", "topic", "first_seen", "state")
+_OF_FINDING = ("transaction_id", "kind", "detail", "group", "topic", "first_seen", "state", "remark")
 
 
 class ReportedRun(NamedTuple):

@@ -38,7 +38,8 @@ class ReportedEvidence:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One kind of finding about one transaction. `topic`: a real topic it concerns, if any is known."""
+    """One kind of finding about one transaction. `topic`: a real topic it concerns, if any is known; `remark`: what
+    its producer said last, with an end or the answer to a check."""
 
     transaction_id: str
     kind: str
@@ -48,6 +49,7 @@ class Finding:
     legs: Sequence[ReportedEvidence]
     first_seen: str
     state: str = NEW
+    remark: str | None = None
 
     @property
     def name(self) -> tuple[str, str]:
@@ -58,9 +60,8 @@ class Finding:
 def report(tx: str, events: Sequence[Event], found: Found, now_ms: int) -> Finding:
     """A finding of the rules with what a reader wants to know besides."""
     legs = [ReportedEvidence(Evidence(e.leg).name.lower(), e.topic, e.part, e.off) for e in found.legs]
-    return Finding(
-        tx, found.kind.value, found.detail, replay(tx, events).group, _topic_of(events), legs, show_time(now_ms)
-    )
+    story, at = replay(tx, events), show_time(now_ms)
+    return Finding(tx, found.kind.value, found.detail, story.group, _topic_of(events), legs, at, remark=story.remark)
 
 
 def report_unreadable(event: Event, now_ms: int) -> Finding:
@@ -135,13 +136,22 @@ def encode_lines(documents: Iterable[Mapping[str, Any]]) -> str:
 
 def encode_findings(findings: Iterable[Finding]) -> str:
     """`findings.jsonl`."""
-    return encode_lines(asdict(finding) for finding in findings)
+    return encode_lines(_members_of(finding) for finding in findings)
+
+
+def _members_of(finding: Finding) -> dict[str, Any]:
+    """A remark only where there is one."""
+    members = asdict(finding)
+    if finding.remark is None:
+        del members["remark"]
+    return members
 
 
 def decode_findings(text: str) -> list[Finding]:
     """Findings of an earlier run. Raises BadUsage."""
     try:
-        read = [json.loads(line) for line in text.splitlines() if line]
+        # a text may hold what `splitlines` takes for the end of a line
+        read = [json.loads(line) for line in text.split("\n") if line]
         return [Finding(**{**one, "legs": [ReportedEvidence(**leg) for leg in one["legs"]]}) for one in read]
     except (ValueError, KeyError, TypeError) as error:
         raise BadUsage(f"findings of the last run cannot be read: {error!r}") from error
@@ -174,6 +184,7 @@ def propose_repair(finding: Finding, events: Sequence[Event], scope: Scope) -> d
         "body": body,
         "precondition": {"state": ["PREPARED"], "published": False},
         "evidence": [asdict(leg) for leg in finding.legs],
+        **({} if finding.remark is None else {"remark": finding.remark}),
     }
 
 

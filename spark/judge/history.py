@@ -37,7 +37,7 @@ class TransactionHistory:
     `lost_ends`: ends that say something, with no half message before them. `foreign_ends`: ends by another group.
     `checks`: all answers to checks; `check_times`: those that count; `most_checks`: the most of them in one life,
     begun at `life_ms`. `given_up`: operators' acts to abandon it. `astray`: records of the internal topics in
-    queues that its id does not name.
+    queues that its id does not name. `remark`: the last one of its producer, with an end or the answer to a check.
     """
 
     tx: str
@@ -55,6 +55,7 @@ class TransactionHistory:
     copies: list[Event] = field(default_factory=list)
     visible: list[Event] = field(default_factory=list)
     astray: list[Event] = field(default_factory=list)
+    remark: str | None = None
 
     @property
     def last(self) -> Event | None:
@@ -93,8 +94,16 @@ def replay(tx: str, events: Iterable[Event]) -> TransactionHistory:
         tx, halves=halves, ops=by_leg.get(Evidence.OP, []), copies=copies, visible=visible, astray=astray
     )
     journal = [event for leg in (Evidence.HALF, Evidence.END, Evidence.ACT) for event in by_leg.get(leg, [])]
-    _replay(story, sorted(journal, key=lambda event: event.off))
+    journal.sort(key=lambda event: event.off)
+    _replay(story, journal)
+    story.remark = _last_remark(journal, -1 if story.half is None else story.half.off)
     return story
+
+
+def _last_remark(journal: Sequence[Event], half_off: int) -> str | None:
+    """What was said before the half message is nobody's; operators have reasons instead."""
+    said = (event.remark for event in reversed(journal) if event.off > half_off and event.src != EndSource.OPERATOR)
+    return next((remark for remark in said if remark is not None), None)
 
 
 def _replay(story: TransactionHistory, journal: Sequence[Event]) -> None:

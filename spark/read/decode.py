@@ -26,6 +26,7 @@ from spark.read.formats import (
     read_number,
     read_op,
     read_properties,
+    read_remark,
     read_seconds,
 )
 
@@ -222,12 +223,12 @@ def _as_array(column: object, kind: pa.DataType, count: int) -> pa.Array:
 
 
 def decode_journal(records: Records) -> Columns:
-    """Half messages, ends, acts."""
+    """Half messages, ends with their remarks, acts."""
     properties = [read_properties(headers) for headers in records.headers]
     prepared = _Prepared(records, properties)
     rows = [judge(p, has, JOURNAL_FORMS) for p, has in zip(properties, prepared.has_messages, strict=True)]
-    sources = [SOURCES.get(p.get("SRC", "")) for p in properties]
-    found = {"leg": [leg for leg, _ in rows], "code": [code for _, code in rows], "src": sources}
+    legs, sources = [leg for leg, _ in rows], [SOURCES.get(p.get("SRC", "")) for p in properties]
+    found = {"leg": legs, "code": [code for _, code in rows], "src": sources, "remark": prepared.remarks(legs)}
     return {**prepared.columns(), **found, "latency_ms": prepared.numbers("LATENCY", read_count)}
 
 
@@ -313,6 +314,13 @@ class _Prepared:
     def numbers(self, name: str, read: Callable[[str | None], int | None]) -> list[int | None] | None:
         """A property that is a number."""
         return [read(p.get(name)) for p in self._properties] if name in self._known else None
+
+    def remarks(self, legs: Sequence[int]) -> list[str | None] | None:
+        """Of ends; nothing is looked at where no record has one."""
+        if "REMARK" not in self._known:
+            return None
+        rows = zip(self._properties, legs, strict=True)
+        return [read_remark(p.get("REMARK")) if leg == Evidence.END else None for p, leg in rows]
 
     def _ordering(self) -> pa.Array:
         """Hash of what orders the transaction: its ordering key within its group, else the first message's key within

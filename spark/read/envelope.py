@@ -1,7 +1,7 @@
 """The envelope, one row an event, and what a window of them can prove.
 
-Hashes have 52 bits, so that thousands of them add up in 64. No key, value or header is ever landed. `spark.read.decode`
-makes the rows; SQL that hashes what is elsewhere does it as is done there.
+Hashes have 52 bits, so that thousands of them add up in 64. No key, value or header of a message is ever landed.
+`spark.read.decode` makes the rows; SQL that hashes what is elsewhere does it as is done there.
 """
 
 from collections.abc import Mapping
@@ -187,6 +187,7 @@ class Event(NamedTuple):
     is_void: a keyed half message that came too late for everybody. asked: messages with partition or time asked.
     okey: hash of the effective ordering key, None where there is neither an ordering key nor a message key.
     topic_id: hash of the topic (visible), or of that of all messages, 0 if they have several (half).
+    remark: what came with an end, as it was said (end).
     """
 
     tx: str
@@ -216,12 +217,13 @@ class Event(NamedTuple):
     asked: int | None = None
     okey: int | None = None
     topic_id: int | None = None
+    remark: str | None = None
     messages: tuple[PreparedMessage, ...] | None = None
     receipts: tuple[ReceiptRow, ...] | None = None
 
 
 _SPECIAL = {
-    **dict.fromkeys(("tx", "topic", "grp"), "STRING"),
+    **dict.fromkeys(("tx", "topic", "grp", "remark"), "STRING"),
     **dict.fromkeys(("leg", "part", "n", "code", "src", "num", "max_checks", "asked"), "INT"),
     "is_void": "BOOLEAN",
     "messages": "ARRAY<STRUCT<topic: STRING, part: INT, content: BIGINT, ts: BIGINT, key: BIGINT>>",

@@ -33,6 +33,7 @@ _is_hash = re.compile("[0-9a-f]{16}").fullmatch
 _is_count = re.compile("-?[0-9]{1,9}").fullmatch
 _is_digits = re.compile("-?[0-9]{1,19}").fullmatch
 _match_topic = re.compile("[a-zA-Z0-9._-]{1,249}").fullmatch
+_MAX_REMARK = 512  # characters, as at the bridge's door; what others write may be of any length
 _CODES = {"8": COMMIT, "12": ROLLBACK, "0": UNKNOWN}
 _ACTS = {"RESUME": ACT_RESUME, "ABANDON": ACT_ABANDON, "CHECK": ACT_CHECK}
 SOURCES = {"P": EndSource.PRODUCER, "C": EndSource.CHECK, "O": EndSource.OPERATOR}
@@ -239,6 +240,11 @@ def _are_written(p: Properties, forms: Mapping[str, Callable[[str], object]]) ->
         if is_written is not None and not is_written(text):
             return False
     return True
+
+
+def read_remark(text: str | None) -> str | None:
+    """As much of it as the bridge takes."""
+    return None if text is None else text[:_MAX_REMARK]
 
 
 def read_number(text: str | None) -> int | None:

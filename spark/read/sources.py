@@ -246,7 +246,7 @@ def _open(file: Path, group_rows: int) -> pq.ParquetWriter:
         file,
         SCHEMA,
         compression="snappy",
-        use_dictionary=["topic", "grp"],
+        use_dictionary=["topic", "grp", "remark"],
         bloom_filter_options={"tx": {"ndv": group_rows, "fpp": 0.01}},
     )
 

@@ -240,7 +240,7 @@ def write_records(path: Path, rows: Iterable[tuple[str, str, str, int]]) -> list
 
 def compare_truth(truth: Iterable[tuple[str, str]], findings: str) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
     """What was planted and not found; what was found and not planted."""
-    found = {(one["transaction_id"], one["kind"]) for one in map(json.loads, findings.splitlines())}
+    found = {(one["transaction_id"], one["kind"]) for one in map(json.loads, findings.split("\n")[:-1])}
     planted = set(truth)
     return planted - found, found - planted
 

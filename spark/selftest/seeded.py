@@ -312,6 +312,7 @@ class RecordBuilder:
             end = EndRecord(
                 planted.tx, Resolution(given["code"]), source, stored_ms, given.get("grp"),
                 check_number=given.get("num", 0), endpoint="e" if is_check else None, status=200, latency_ms=20,
+                remark=given.get("remark"),
             )  # fmt: skip
             record = encode_end(end, topic, queue)
         else:

@@ -160,6 +160,7 @@ def test_journal_is_read() -> None:
             encode_act(ActRecord(TX, Act.RESUME, "me", "why", 5), "half", 0),
             encode_act(ActRecord(TX, Act.CHECK, "me", "why", 5), "half", 0),
             encode_act(ActRecord(TX, Act.ABANDON, "me", "why", 5), "half", 0),
+            encode_end(EndRecord(TX, Resolution.COMMIT, Source.PRODUCER, 5, remark="x" * 512 + "y"), "half", 0),
             Message("half", b"x", b"y"),
             Message("half", b"x", b"y", [("properties", b"KIND\x01H\x02KIND\x01H\x02")]),
             Message("half", b"x", b"y", [("properties", version_2.replace(b"V\x011", b"V\x012"))]),
@@ -188,8 +189,9 @@ def test_journal_is_read() -> None:
         (Evidence.ACT, ACT_CHECK),
         (Evidence.ACT, ACT_ABANDON),
     ]
-    assert [row.leg for row in rows[8:]] == [Evidence.UNREADABLE] * 8
-    assert [row.code == OTHER_VERSION for row in rows[8:]] == [False, False, True, *[False] * 5]
+    assert shown(rows[8]) == {**end, "code": COMMIT, "src": EndSource.PRODUCER, "remark": "x" * 512}  # no more is kept
+    assert [row.leg for row in rows[9:]] == [Evidence.UNREADABLE] * 8
+    assert [row.code == OTHER_VERSION for row in rows[9:]] == [False, False, True, *[False] * 5]
 
 
 def test_op_topic_is_read() -> None:

@@ -55,6 +55,7 @@ class Verdict(NamedTuple):
     code: int | None = None
     group: str | None = None
     number: int | None = None
+    remark: str | None = None
 
 
 REFUSED, OTHER = Verdict(Evidence.UNREADABLE), Verdict(Evidence.UNREADABLE, is_other_version=True)
@@ -64,7 +65,8 @@ def judge_journal(stored: StoredMessage) -> Verdict:
     """As a settler takes it."""
     record = decode_record(stored)
     if isinstance(record, EndRecord):
-        return Verdict(Evidence.END, False, int(record.resolution), record.group, record.check_number)
+        said = int(record.resolution), record.group, record.check_number, record.remark
+        return Verdict(Evidence.END, False, *said)
     if isinstance(record, ActRecord):
         return Verdict(Evidence.ACT, False, _ACTS[record.act])
     decode_body(record, stored)
@@ -117,7 +119,8 @@ def told_by_job(decode: Decode, message: Message) -> Verdict:
     if leg == Evidence.ACT:
         return Verdict(leg, False, code)
     if leg == Evidence.END:
-        return Verdict(leg, False, code, row["grp"], row["num"] or 0)
+        return Verdict(leg, False, code, row["grp"], row["num"] or 0, row["remark"])
+    assert row["remark"] is None
     if leg == Evidence.OP:
         return Verdict(leg, False, code, row["grp"], row["n"] or 0)
     assert row["n"] == len(row["messages"])
@@ -139,6 +142,8 @@ def _journal() -> list[Message]:
         EndRecord(TX, Resolution.COMMIT, Source.PRODUCER, 5, "shop", "r-1"),
         EndRecord(TX, Resolution.UNKNOWN, Source.CHECK, 5, "shop", None, 3, "e", 200, 17),
         EndRecord(TX, Resolution.ROLLBACK, Source.OPERATOR, 5, actor="me", reason="why"),
+        EndRecord(TX, Resolution.ROLLBACK, Source.PRODUCER, 5, "shop", remark="no\u2028stock"),
+        EndRecord(TX, Resolution.UNKNOWN, Source.CHECK, 5, "shop", None, 3, "e", 200, 17, remark="busy"),
     ]
     acts = [ActRecord(TX, act, "me", "why", 5, "r-1") for act in Act]
     made = [encode_end(end, "half", 3) for end in ends] + [encode_act(act, "half", 3) for act in acts]
@@ -202,7 +207,7 @@ _NAMES = st.sampled_from(
             "RES",
         ),
         *("CHECK_IMMUNITY_TIME_IN_SECONDS", "MAX_CHECKS", "MAX_LIFE", "IDEMPOTENCY_KEY", "SEEN", "REQUEST", "SRC"),
-        *("ACT", "ACTOR", "REASON", "TRANSACTION_CHECK_TIMES", "STATUS", "LATENCY", "ENDPOINT", "NEW", ""),
+        *("ACT", "ACTOR", "REASON", "REMARK", "TRANSACTION_CHECK_TIMES", "STATUS", "LATENCY", "ENDPOINT", "NEW", ""),
     ]
 )
 _BYTES = st.sampled_from(

@@ -13,6 +13,7 @@ from spark.report.page import make_page
 
 HALF, OP, PARKED = "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC"
 HOSTILE = '<script>document.title="mine"</script>"\'&<img src=x onerror=alert(1)>'
+REMARK = "<script>remarked()</script>\u202e\u2028" + "x" * 480
 AT = "2026-11-22T18:08:55.058Z"
 TAKEN_MS = 1_795_370_935_058
 _SPAN = {"p50": 12, "p95": 4_000, "p99": 700_000}
@@ -67,7 +68,8 @@ def make_finding(number: int, kind: FindingKind, group: str | None, topic: str |
     shown = [*legs, ReportedEvidence("visible", topic, 0, number)] if topic else legs
     state = NEW if number % 3 else STILL
     detail = f"1 of 1 messages, by their receipts at {topic or 'no receipt'}-0@{number}, ended by {group}"
-    return Finding(f"0006h0813u19o01000000{number:08d}", kind.value, detail, group, topic, shown, AT, state)
+    remark = (None, REMARK, "no such row")[number % 3]
+    return Finding(f"0006h0813u19o01000000{number:08d}", kind.value, detail, group, topic, shown, AT, state, remark)
 
 
 def make_drift(runs: int) -> list[dict[str, Any]]:

@@ -42,6 +42,23 @@ def test_repair_is_only_shown_unless_it_is_asked_for(cli: Cli, bridge: CannedSer
     assert [asked.method for asked in bridge.asked] == ["GET"]
 
 
+def test_repair_shows_what_the_producer_remarked_last(cli: Cli, bridge: CannedServer, tmp_path: Path) -> None:
+    """As text of one line, whatever it holds; reports of older versions have none."""
+    bridge.answer("GET", PATH, 200, {"state": "PREPARED"})
+    run = make_run(tmp_path)
+    remark = "no\nstock\x1b[31m\u202e"
+    (tmp_path / "repair.jsonl").write_text(
+        "".join(json.dumps(one) + "\n" for one in (PROPOSAL | {"remark": remark}, PROPOSAL))
+    )
+    lines = cli("report", "repair", run, "--url", bridge.url).out.splitlines()
+    assert [line.split()[-3:] for line in lines[1:]] == [
+        ["no\\nstock\\x1b[31m\\u202e", "PREPARED", "wanted"],
+        ["-", "PREPARED", "wanted"],
+    ]
+    rows = cli("report", "repair", run, "--url", bridge.url, "-o", "json").out
+    assert [row.get("remark") for row in json.loads(rows)] == [remark, None]
+
+
 def test_repair_is_sent_when_it_is_still_needed(cli: Cli, bridge: CannedServer, tmp_path: Path) -> None:
     """With the reason that goes into the audit."""
     bridge.answer("GET", PATH, 200, {"state": "PREPARED"})

@@ -17,7 +17,8 @@ from spark.judge.findings import (
     report,
 )
 from spark.judge.rules import judge
-from tests.support.envelope_rows import NOW_MS, SCOPE, TX, commit, half, op
+from spark.read.envelope import EndSource, Event
+from tests.support.envelope_rows import END_MS, NOW_MS, SCOPE, TX, check, commit, half, op, record, rollback
 
 
 def make_finding(tx: str = "a", kind: str = "MISSING", topic: str = "orders", first_seen: str = "now") -> Finding:
@@ -35,6 +36,42 @@ def test_finding_tells_what_an_operator_asks_first() -> None:
         ("op", "op", 0, 30),
     ]
     assert decode_findings(encode_findings([finding])) == [finding]
+
+
+BUSY, SOLD_OUT = check(1, 15, END_MS, remark="busy"), rollback(remark="sold out")
+
+
+@pytest.mark.parametrize(
+    ("events", "remark"),
+    [
+        pytest.param([half(), SOLD_OUT, op("ROLLED_BACK"), record()], "sold out", id="rolled back, but published"),
+        pytest.param([half(), commit(remark="paid"), op("BLOCKED"), record()], "paid", id="blocked"),
+        pytest.param([half(), BUSY, op("PARKED", cause=15)], "busy", id="parked"),
+        pytest.param([half(), BUSY, check(2, 16, END_MS, remark="lost"), record()], "lost", id="undecided"),
+        pytest.param([half(), BUSY, check(2, 16, END_MS), record()], "busy", id="the next answer has none"),
+        pytest.param([half(), SOLD_OUT, BUSY, record()], "sold out", id="in the order of the journal"),
+        pytest.param([half(), commit(), rollback(21, remark="late"), record(999)], "late", id="an end in vain"),
+        pytest.param([SOLD_OUT], "sold out", id="without a half message"),
+        pytest.param([rollback(9, remark="early"), half(), commit()], None, id="before the half message"),
+        pytest.param([half(), commit(remark="no", src=EndSource.OPERATOR)], None, id="of an operator"),
+        pytest.param([half(), rollback(part=1, remark="no")], None, id="in another queue"),
+        pytest.param([half(), commit()], None, id="none"),
+    ],
+)
+def test_finding_tells_what_the_producer_remarked_last(events: list[Event], remark: str | None) -> None:
+    """With an end or the answer to a check, as the timeline has it; where there is none, there is no member."""
+    findings = [report(TX, events, found, NOW_MS) for found in judge(TX, events, SCOPE)]
+    assert {one.remark for one in findings} == {remark}
+    assert ("remark" in encode_findings(findings)) is (remark is not None)
+    assert decode_findings(encode_findings(findings)) == findings
+
+
+def test_remark_of_any_signs_is_read_from_its_file() -> None:
+    """Also those that some take for the end of a line; and the next run keeps it."""
+    odd = "a\u2028b\u2029c\x85d\x0b\x0c\x1c\r\n\ud7ff\u202e<script>"
+    finding = Finding("a", "MISSING", "", "shop", "orders", [], "then", remark=odd)
+    assert decode_findings(encode_findings([finding, make_finding()])) == [finding, make_finding()]
+    assert [one.remark for one in compare([], decode_findings(encode_findings([finding])))] == [odd]
 
 
 def test_runs_are_compared() -> None:

@@ -1,9 +1,11 @@
 """The page, from numbers made by hand; how it looks is seen in tests/e2e/test_report_page.py."""
 
+from markupsafe import escape
+
 from spark.judge.findings import ADVICE
 from spark.judge.rules import FindingKind
 from spark.report.page import show_duration, show_plain
-from tests.support.report_pages import HOSTILE, PAGES
+from tests.support.report_pages import HOSTILE, PAGES, REMARK
 
 
 def test_everything_from_users_is_escaped() -> None:
@@ -12,6 +14,17 @@ def test_everything_from_users_is_escaped() -> None:
     assert "<script" not in page
     assert "<img" not in page
     assert page.count("&lt;script&gt;document.title=&#34;mine&#34;&lt;/script&gt;") > len(HOSTILE.split())
+
+
+def test_remarks_of_producers_are_shown_as_text() -> None:
+    """Beside what was found, whatever they hold; none where there is none."""
+    page = PAGES["every_kind"]()
+    shown = escape(show_plain(REMARK))
+    assert "\\u202e\\u2028" in shown
+    kinds = len(FindingKind)
+    assert [page.count(f"remark:</span> <bdi>{text}</bdi>") for text in (shown, "no such row")] == [kinds * 2 // 3] * 2
+    assert page.count("remark:") == kinds * 2 // 3 * 2
+    assert not {"\u202e", "\u2028"} & set(page)
 
 
 def test_empty_window_makes_a_page_without_empty_plots() -> None:

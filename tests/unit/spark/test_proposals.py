@@ -17,6 +17,7 @@ from tests.support.envelope_rows import (
     NOW_MS,
     SCOPE,
     TX,
+    check,
     commit,
     half,
     op,
@@ -132,6 +133,14 @@ def test_what_was_never_published_is_still_repaired() -> None:
     ):
         for scope in (SCOPE, beyond("credits")):
             assert [(kind, one["path"].rpartition("/")[2]) for kind, one in proposals(events, scope)] == [(kind, verb)]
+
+
+def test_proposal_tells_what_the_producer_remarked_last() -> None:
+    """Whoever asks again wants to know why nobody could say; without one there is no such member."""
+    answered = check(1, 15, HALF_MS + 60_000, remark="database away")
+    ((kind, proposal),) = proposals([half(), answered, op("PREPARED", cause=answered.off)])
+    assert (kind, proposal["remark"]) == (FindingKind.STALE, "database away")
+    assert all("remark" not in one for _, one in proposals([half()]))
 
 
 @pytest.mark.parametrize("ending", [commit(), rollback()])
