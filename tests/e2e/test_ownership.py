@@ -11,6 +11,20 @@ from tests.support.check_app import serving_checks
 from tests.support.problems import check_problem, named_places
 
 
+def test_endpoint_beyond_loopback_is_asked_unless_it_is_said_otherwise(kafka: str, tmp_path: Path) -> None:
+    """One on this machine is the operator's, until its URL names another."""
+    bridge = Bridge.create(kafka, tmp_path, OUTBOX_BRIDGE_CALLBACKS__PROVE_OWNERSHIP="remote")
+    path = "/v1/producer-groups/orders"
+    with bridge.serve() as api, check_endpoint() as stranger:
+        near, far = f"http://127.0.0.1:{stranger.port}/check", f"https://nobody.invalid:{stranger.port}/check"
+        assert api.http.put(path, json={"endpoints": [{"url": near}]}).status_code == 201
+        changed = api.http.put(path, json={"endpoints": [{"url": far}]})
+        assert named_places(check_problem(changed, 422, "callback-unverified")) == {"/endpoints/0/url"}
+        check_problem(api.post(f"{path}/endpoints", {"url": far}), 422, "callback-unverified")
+        assert [endpoint["url"] for endpoint in api.get(path).json()["endpoints"]] == [near]
+        assert stranger.calls == []
+
+
 def test_only_an_endpoint_with_the_secret_is_taken(kafka: str, tmp_path: Path) -> None:
     """Neither with a put nor with a lease another one. What is taken rescues a transaction."""
     topic = f"owned-{secrets.token_hex(4)}"

@@ -2,6 +2,7 @@
 
 import json
 import time
+from itertools import count
 
 import pytest
 
@@ -66,12 +67,45 @@ async def test_handler_of_the_sdk_answers_if_it_has_the_secret(secret: str, flaw
         b'{"resolutions":[],"challenge":"a-text-that-nobody-guesses","more":1}',
         b'{"resolutions":[{}],"challenge":"a-text-that-nobody-guesses"}',
         b'{"resolutions":[],"challenge":"another","challenge":"a-text-that-nobody-guesses"}',
+        b'{"resolutions":[],"challenge":""}',
+        b'{"resolutions":[],"challenge":"a-text"}',
+        b'{"resolutions":[],"challenge":"a-text-that-nobody-guesses "}',
+        b'{"resolutions":[],"challenge":"A-TEXT-THAT-NOBODY-GUESSES"}',
+        b'{"resolutions":[],"challenge":null}',
+        b'{"resolutions":[],"challenge":["a-text-that-nobody-guesses"]}',
+        b'{"resolutions":null,"challenge":"a-text-that-nobody-guesses"}',
         b"[" * 2_000,
     ],
 )
 async def test_other_answers_prove_nothing(body: bytes) -> None:
     """Also one that any server could give that knows no secret."""
     assert await find_flaw(Response(200, body)) == "the endpoint did not send the challenge back"
+
+
+async def test_server_that_sends_back_all_it_gets_proves_nothing() -> None:
+    """There are such servers, and they know no secret."""
+
+    async def respond(call: EndpointCall) -> Response:
+        return Response(200, call.body)
+
+    proof = make_proof(MemoryCaller(VirtualClock(), {URL: respond}))
+    assert await proof.find_flaw(SHOP, URL) == "the endpoint did not send the challenge back"
+
+
+async def test_what_was_right_once_is_not_right_again() -> None:
+    """Each time another text is wanted back, and none of them is to be read in the headers of its call."""
+    texts, seen = (f"text-{number}" for number in count()), []
+
+    async def respond(call: EndpointCall) -> Response:
+        seen.append(json.loads(call.body)["challenge"])
+        assert seen[-1] not in call.headers.values()
+        return Response(200, json.dumps({"resolutions": [], "challenge": seen[0]}).encode())
+
+    caller = MemoryCaller(VirtualClock(), {URL: respond})
+    proof = OwnershipProof(caller, WallClock(), lambda: next(texts))
+    assert await proof.find_flaw(SHOP, URL) is None
+    assert await proof.find_flaw(SHOP, URL) == "the endpoint did not send the challenge back"
+    assert len(set(seen)) == 2
 
 
 async def test_servers_that_do_not_answer_are_told_apart() -> None:

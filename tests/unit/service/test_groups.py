@@ -126,6 +126,51 @@ def test_endpoints_that_a_group_does_not_have_yet_prove_whose_they_are(tmp_path:
     world.run(story())
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "https://a.example/other",
+        "https://a.example/check/",
+        "https://a.example/check?of=shop",
+        "https://a.example:8443/check",
+        "http://a.example/check",
+        "https://b.a.example/check",
+        "https://A.example/check",
+    ],
+)
+def test_endpoint_whose_url_has_changed_proves_itself_anew(tmp_path: Path, changed: str) -> None:
+    """However little of it, with a put and with a lease: another server may answer there, of another owner. So does one
+    that had left, and one that another group has."""
+    world = make_service_world(tmp_path)
+    asked: list[tuple[str, str]] = []
+    first, lost = "https://a.example/check", {changed}
+
+    async def prove(group: ProducerGroup, url: str) -> str | None:
+        asked.append((group.name, url))
+        return "no echo" if url in lost else None
+
+    async def story() -> None:
+        async with world.serving() as api:
+            clock = world.settlers.memory.clock
+            groups = GroupService(api.directory, api.reads, clock, 1, lambda _: None, prove)
+            for group in ("shop", "mail"):
+                assert isinstance(await groups.put(group, SLOW, [first], WHO), GroupSaved)
+            tried = [
+                await groups.put("shop", SLOW, [changed], WHO),
+                await groups.register_endpoint("shop", changed, 60_000, WHO),
+            ]
+            codes = [one.code if isinstance(one, Refused) else None for one in tried]
+            assert codes == [RefusalCode.CALLBACK_UNVERIFIED] * 2
+            assert [endpoint.url for endpoint in api.directory.groups["shop"].endpoints] == [first]
+            assert asked == [("shop", first), ("mail", first), ("shop", changed), ("shop", changed)]
+            lost.clear()
+            assert isinstance(await groups.put("shop", SLOW, [changed], WHO), GroupSaved)
+            assert isinstance(await groups.put("shop", SLOW, [first], WHO), GroupSaved)
+            assert asked[4:] == [("shop", changed), ("shop", first)]
+
+    world.run(story())
+
+
 def test_urls_that_may_not_be_called_are_refused(tmp_path: Path) -> None:
     """By a rule from outside; each is named; nothing is written."""
     world = make_service_world(tmp_path)
