@@ -67,7 +67,7 @@ def test_real_bridge_has_no_findings(kafka: str, tmp_path: Path) -> None:
             wait_until(lambda o=one, s=state: process.get(f"/v1/transactions/{o}").json()["state"] == s, 60, state)
         assert end(process, parked[0], "commit") == 200
         never = make_transaction_id(0, make_uuid7_bits(1, 1))
-        assert end(process, never, "commit") == 404
+        assert end(process, never, "commit", remark="as I see it") == 404
         prepare(process, message(topics[0], "pending"), check_immunity_seconds=3_600)
         out = tmp_path / "runs"
         arguments = ("--out", str(out), "--topics", ",".join(topics), "--cores", "1", "--url", process.url)
@@ -77,7 +77,8 @@ def test_real_bridge_has_no_findings(kafka: str, tmp_path: Path) -> None:
     folder = out / "000001"
     assert done.stdout.splitlines()[-1] == str(folder / "report.html")
     findings = [json.loads(line) for line in (folder / "findings.jsonl").read_text().splitlines()]
-    assert [(one["kind"], one["transaction_id"]) for one in findings] == [("ORPHAN", never)]
+    said = ("kind", "transaction_id", "remark")
+    assert [tuple(one[name] for name in said) for one in findings] == [("ORPHAN", never, "as I see it")]
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["fingerprint"]["is_equal"]
     assert {name: summary["books"]["total"][name] for name in ("committed", "rolled_back", "parked", "open")} == {
