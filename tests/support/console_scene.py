@@ -78,7 +78,14 @@ class Scene:
 
 def _write_report(folder: Path, scene: Scene) -> None:
     """A run that has found something, as `report run` leaves it."""
-    found = {"kind": "MISSING", "detail": HOSTILE, "group": "orders", "topic": "orders", "state": "NEW"}
+    found = {
+        "kind": "MISSING",
+        "detail": HOSTILE,
+        "group": "orders",
+        "topic": "orders",
+        "state": "NEW",
+        "remark": HOSTILE,
+    }
     findings = [{**found, "transaction_id": one, "first_seen": "2026-01-31T12:00:00.000Z"} for one in scene.pending]
     window = {"taken_at": "2026-01-31T12:00:00.000Z"}
     summary = {"exit_code": 1, "sentence": "6 findings: 6 MISSING.", "window": window, "findings": {"total": 6}}
