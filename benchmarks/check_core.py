@@ -145,7 +145,7 @@ async def measure_checker(checks: int) -> float:
 async def measure_settler(checks: int) -> float:
     """Microseconds of CPU for each answer, from the journal to the real topic."""
     queue = await open_queue(make_records(checks, checks, **_ANSWER), 1_000)
-    await settle(queue, lambda: len(queue.state.live) >= checks)
+    await settle(queue, lambda: queue.state.live_count >= checks)
     return await settle(queue, lambda: queue.counts.published >= checks) / checks * 1e6
 
 
