@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.bridge_process import Bridge, create_topics
-from tests.support.example_process import ExampleProcess, build_environment, copy_without_traces, run
+from tests.support.example_process import ExampleProcess, build_environment, copy_without_traces, install_wheel, run
 from tests.support.example_stage import EVENTS, ORDERS, MakeExample, Stage
 from tests.support.faulty_front import Front, faulty_front, let_through
 
@@ -57,14 +57,10 @@ def make_example(stage: Stage, tmp_path: Path) -> Iterator[MakeExample]:
 @pytest.fixture(scope="session", params=["lowest", "newest"])
 def bin_folder(request: pytest.FixtureRequest, stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of an environment with the wheel; what it requires is this one's, but for the lowest FastAPI that is allowed."""
-    venv = tmp_path_factory.mktemp(request.param) / "venv"
-    uv = [sys.executable, "-m", "uv"]
-    run([*uv, "venv", "--quiet", "--python", sys.executable, str(venv)])
-    (wheel,) = (stage.python.parents[2] / "dist").glob("*.whl")
-    install = [*uv, "pip", "install", "--quiet", "--python", str(venv / "bin" / "python")]
-    run([*install, "--no-deps", str(wheel)])
+    programs = install_wheel(tmp_path_factory.mktemp(request.param), stage.wheel)
     if request.param == "lowest":
+        install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", str(programs / "python")]
         run([*install, *_LOWEST])
-    (site,) = venv.glob("lib/python*/site-packages")
+    (site,) = programs.parent.glob("lib/python*/site-packages")
     (site / "what-it-requires.pth").write_text(sysconfig.get_path("purelib") + "\n")  # its own .pth files do not count
-    return venv / "bin"
+    return programs

