@@ -11,6 +11,7 @@ import typer.main
 
 from api.cli.main import app
 from bridge.core import explanation
+from tests.support.pages import PAGES, read_steps
 from tests.support.source_tree import ROOT
 
 TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "examples" / "README.md"]
@@ -56,10 +57,9 @@ def test_commands_are_those_that_exist_with_their_options(document: Path) -> Non
         assert options <= {name for parameter in known.params for name in names_of(parameter)} | {"--help"}, words
 
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PROGRAMS = "outbox-bridge curl docker export helm kubectl make pip python python3 rm spark-submit sqlite3 uvicorn"
 COMMAND = rf"(?:\$ )?(?:[A-Z_]+=\S+ )*(?:{PROGRAMS.replace(' ', '|')}) "
-MARK = r"<!-- (?:run|commands|sample: \w+|not run: (?P<reason>\S.*\S)) -->"
+MARK = r"<!-- (?:run|run (?:in|until): \S.*|not run: (?P<reason>\S.*\S)) -->"
 
 
 def blocks_of_commands(page: Path) -> Iterator[tuple[str, str]]:
@@ -80,6 +80,19 @@ def test_commands_of_a_page_are_run_or_say_why_not(page: Path) -> None:
     assert [first for mark, first in marks if mark is None] == []
     named = [name for mark, _ in marks if mark for name in re.findall(r"[\w.]+/[\w./]+\w", mark["reason"] or "")]
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_marks_are_understood(page: Path) -> None:
+    """Each `run` has its block; what is run on another page stands there, too."""
+    steps = [step for step in read_steps(page) if step.kind.startswith("run")]
+    assert len(steps) == len(re.findall("^<!-- run", page.read_text(), re.MULTILINE))
+    assert [step for step in steps if not step.block] == []
+    for step in steps:
+        if step.kind == "run in":
+            assert step.commands, page
+            there = [other for other in read_steps(ROOT / step.text) if other.kind in {"run", "run until"}]
+            assert {*step.commands} <= {command for other in there for command in other.commands}
 
 
 def test_exit_codes_are_those_of_the_code() -> None:
