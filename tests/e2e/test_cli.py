@@ -3,8 +3,6 @@
 import json
 import re
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,8 +12,7 @@ import httpx2
 import pytest
 
 from tests.references.metrics import PAGE, make_metrics, read_rows
-from tests.support.cli_process import DevProcess, environment, is_gone, run_command, running_dev, wait_for
-from tests.support.source_tree import ROOT
+from tests.support.cli_process import DevProcess, is_gone, run_command, running_dev, wait_for
 
 TOPIC = "orders.created"
 
@@ -40,13 +37,6 @@ def prepare(dev: DevProcess, key: str, group: str = "cli") -> str:
     answer = httpx2.post(f"{dev.url}/v1/transactions", json=body, timeout=30)
     assert answer.status_code == 201, answer.text
     return str(answer.json()["transaction_id"])
-
-
-def sample(language: str) -> str:
-    """The sample of this language in the README."""
-    found = re.search(rf"<!-- sample: {language} -->\n```\w+\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert found is not None
-    return found[1]
 
 
 def test_transaction_goes_its_way_by_commands(dev: DevProcess, tmp_path: Path) -> None:
@@ -195,23 +185,6 @@ def test_projection_is_rebuilt_while_the_bridge_runs(dev: DevProcess, tmp_path: 
         lambda: '"ROLLED_BACK"' in command(dev, tmp_path, "tx", "list", "--key", "rebuilt", "-o", "json"),
         "the rebuilt row",
     )
-
-
-@pytest.mark.parametrize("language", ["curl", "python"])
-def test_readme_samples_work_as_they_stand(dev: DevProcess, tmp_path: Path, language: str) -> None:
-    """What a newcomer copies must publish."""
-    text = sample(language)
-    if language == "curl":
-        text = text.replace(f"outbox-bridge topic create {TOPIC}", f"outbox-bridge topic list | grep {TOPIC}")
-    argv = ["bash", "-euo", "pipefail", "-c", text] if language == "curl" else [sys.executable, "-c", text]
-    done = subprocess.run(
-        argv, cwd=tmp_path, env=environment(dev.settings), capture_output=True, text=True, timeout=90, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert f'"{TOPIC}"' in done.stdout or f"'{TOPIC}'" in done.stdout
-    order = {"curl": "42", "python": "43"}[language]
-    tailed = command(dev, tmp_path, "topic", "tail", TOPIC, "-b", "--no-follow", "-o", "jsonl")
-    assert [json.loads(line)["key"] for line in tailed.splitlines()].count(order) == 1
 
 
 def test_every_metric_is_documented(dev: DevProcess) -> None:

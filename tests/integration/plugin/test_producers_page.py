@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 import typer.main
 
@@ -65,30 +64,6 @@ def test_tests_of_the_page_pass_on_its_service(tmp_path: Path) -> None:
         project.write(name, text)
     run = project.run()
     assert "2 passed" in run.stdout, run.stdout[-4000:] + run.stderr[-1000:]
-
-
-def test_service_runs_with_the_secret_that_the_command_shows(bridge: MemoryOutboxBridge, tmp_path: Path) -> None:
-    """Section 1's command, then section 2's service in a process of its own, and one order."""
-    (tmp_path / "shop.py").write_text(blocks("file")["shop.py"])
-    (command,) = blocks("commands")[""].splitlines()
-    words = [PYTHON, "-m", "api", *shlex.split(command)[1:]]
-    shown = subprocess.run(words, env=environment(bridge, tmp_path), capture_output=True, text=True, check=True)
-    (secret,) = set(re.findall(r"whsec_[A-Za-z0-9+/=]+", shown.stdout))
-    service = subprocess.Popen(
-        [PYTHON, "-m", "uvicorn", "--factory", "shop:create_app", "--port", "0"],
-        cwd=tmp_path, env=environment(bridge, tmp_path, OUTBOX_SECRET=secret), stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        assert service.stderr is not None
-        told = next(line for line in service.stderr if "running on" in line)
-        address = re.findall(r"http://[\d.:]+", told)[0]
-        answer = httpx2.post(f"{address}/orders", params={"amount": "19.90"}, timeout=30)
-        assert answer.json() == {"order": 1}
-    finally:
-        service.terminate()
-        service.communicate(timeout=30)
-    (message,) = bridge.published("orders.created")
-    assert (message.key, message.json()) == (b"1", {"order": 1, "amount": "19.90"})
 
 
 @pytest.mark.parametrize("name", sorted(blocks("script")))
