@@ -21,7 +21,7 @@ from bridge.fault_points import FaultPoint, reach
 from bridge.service.answers import refuse_group, refuse_prepare, refuse_unavailable
 from bridge.service.contract import Limits, PrepareCall, RefusalCode, Refused
 from bridge.service.journal import Deadline, EndOffsets
-from bridge.service.reads import CurrentReads, Freshness
+from bridge.service.reads import CurrentRead, CurrentReads, Freshness
 from bridge.service.topics import TopicCache
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database
@@ -103,6 +103,10 @@ class Repeats:
         self._applied |= ends
         by_id, by_key = read.value
         return Known(read.currency, by_id, by_key)
+
+    async def find(self, ids: Collection[str], deadline: Deadline) -> CurrentRead[Mapping[str, TransactionView]]:
+        """Those of these that are stored now, however lately."""
+        return await self._reads.find(ids, deadline.sooner(self._max_wait_ms))
 
     async def _find_note(self, queue_id: int, not_before_ms: int, deadline: Deadline) -> _Note:
         """The note known to be applied if it is new enough, else the newest, else one made now."""
@@ -226,6 +230,7 @@ _FULL_GROUP = Refused(
 )
 _SWITCHED_OFF = refuse_unavailable("an operator has switched off prepares of this producer group (`accept_prepares`)")
 _ALL_SWITCHED_OFF = refuse_unavailable("an operator has switched off prepares of all groups (`outbox-bridge resume`)")
+_BY_OPERATORS = (_SWITCHED_OFF, _ALL_SWITCHED_OFF)
 STEP_COST, _MESSAGE_COST = 64 * 1024, 256  # in bytes of values: what is looked at or made into records in about a ms
 
 
@@ -274,6 +279,11 @@ class Admission:
             and refuse_call(call, self.limits, is_known=True) is None
             and self._destinations.check(call.messages) is None
         )
+
+    @staticmethod
+    def is_switched_off(answer: object) -> bool:
+        """Whether a call was refused because operators want nothing new."""
+        return any(answer is refusal for refusal in _BY_OPERATORS)
 
     async def _examine(
         self, calls: Sequence[PrepareCall], rights: Rights, deadline: Deadline

@@ -92,6 +92,8 @@ class Preparer:
             return []
         first_try_ms = self._check_first_try(first_try_ms)
         refused: list[PrepareAnswer | None] = [*await self.admission.refuse(calls, rights, deadline)]
+        if first_try_ms is None and any(refused):
+            await self._answer_repeats(calls, refused, deadline)
         born_ms = self.kafka_time.clock.now_ms()
         first = self._take_ids(born_ms, len(calls))
         timeouts = {group: self._find_timeout(group) for group in {call.group for call in calls}}
@@ -110,6 +112,30 @@ class Preparer:
         await batch.run(drafts, _TRIES)
         batch.give_back_keys(drafts)
         return [answer for answer in batch.answers if answer is not None]
+
+    async def _answer_repeats(
+        self, calls: Sequence[PrepareCall], refused: list[PrepareAnswer | None], deadline: Deadline
+    ) -> None:
+        """An operator's switch is for what is new: a repeat of what is stored is answered as ever (A)."""
+        asked, pace = dict[int, str](), Pace(STEP_COST)
+        for index, call in enumerate(calls):
+            if call.idempotency_key is not None and self.admission.is_switched_off(refused[index]):
+                if pace.spend(find_cost(call)):
+                    await self.admission.turns.take()
+                asked[index] = make_transaction_id(*self._place_keyed(call, call.idempotency_key))
+        if not asked:
+            return
+        read = await self.repeats.find(set(asked.values()), deadline)
+        for index, transaction_id in asked.items():
+            if read.value is None:
+                refused[index] = refuse_read(read.currency)
+            elif (view := read.value.get(transaction_id)) is not None:
+                refused[index] = self.tell_known(view, calls[index].immunity_s)
+
+    def _place_keyed(self, call: PrepareCall, key: str) -> tuple[int, int]:
+        """The queue and the bits that its id is made of."""
+        bits = digest_bits(call.group, key, call.is_published, call.ordering_key, call.messages)
+        return self._choose_queue(call, bits), bits
 
     def _check_first_try(self, first_try_ms: int | None) -> int | None:
         """None for one whose record would be void, or could not be told from one that is: such as one with a time
@@ -202,15 +228,24 @@ class Preparer:
         first_ms = (put.stored_ms if put.stored_ms > 0 else born_ms) + self.find_first_wait_ms(group, immunity_s)
         return Prepared(transaction_id, group, _PREPARED, born_ms, first_ms, queue_id, put.queue_offset)
 
+    def tell_known(self, view: TransactionView, immunity_s: int | None) -> PrepareAnswer:
+        """201 only for PREPARED: the local transaction must not run for anything else."""
+        if view.state is not _PREPARED or view.is_unproven:
+            return refuse_given_up(view) if view.is_unproven else view
+        # what the settler has chosen counts: a repeat may ask for another immunity time
+        first_ms = view.first_check_ms or view.next_due_ms or 0
+        if view.check_times and view.first_check_ms is None:
+            first_ms = view.appended_ms + self.find_first_wait_ms(view.group, immunity_s)
+        at_ms, place = view.appended_ms, (view.queue_id, view.queue_offset)
+        return Prepared(view.transaction_id, view.group, view.state, at_ms, first_ms, *place)
+
     def find_first_wait_ms(self, group: str, immunity_s: int | None) -> int:
         """How long after its append a transaction is asked about at the earliest."""
         return first_wait_ms(immunity_s, self.admission.directory.settings_of(group).times)
 
     def _draft(self, index: int, call: PrepareCall, born_ms: int, bits: int, timeout_s: int | None) -> _Draft:
         key = call.idempotency_key
-        if key is not None:
-            bits = digest_bits(call.group, key, call.is_published, call.ordering_key, call.messages)
-        queue_id = self._choose_queue(call, bits)
+        queue_id, bits = self._place_keyed(call, key) if key is not None else (self._choose_queue(call, bits), bits)
         half = _make_half(call, make_transaction_id(queue_id, bits), born_ms, timeout_s)
         return _Draft(index, call, half, queue_id, key is not None or call.is_published)
 
@@ -386,18 +421,9 @@ class _Batch:
             wait.drop(draft.place)
 
     def _answer(self, draft: _Draft, heard: ReceivedReply | None) -> PrepareAnswer:
-        """201 only for PREPARED: the local transaction must not run for anything else."""
         if heard is None or heard.view is None:
             return refuse_unknown(draft.half.transaction_id)
-        view = heard.view
-        if view.state is not _PREPARED:
-            return view
-        # what the settler has chosen counts: a repeat may ask for another immunity time
-        first_ms = view.next_due_ms or 0
-        if view.check_times:
-            first_ms = view.appended_ms + self._preparer.find_first_wait_ms(view.group, draft.half.immunity_s)
-        at_ms, offset = view.appended_ms, view.queue_offset
-        return Prepared(view.transaction_id, view.group, view.state, at_ms, first_ms, draft.queue_id, offset)
+        return self._preparer.tell_known(heard.view, draft.half.immunity_s)
 
 
 class _LonePrepare(LoneCall[PrepareAnswer]):

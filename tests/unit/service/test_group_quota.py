@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import pytest
 import sqlalchemy as sa
 
 from bridge.core.check_rules import GroupSettings
 from bridge.core.message import Message
 from bridge.core.record import Resolution
+from bridge.core.transaction import TransactionView
+from bridge.directory import GroupSwitch
 from bridge.service.contract import (
     Accepted,
     EndCall,
@@ -88,6 +91,51 @@ def test_bridge_that_is_switched_off_takes_nothing_new_of_any_group(tmp_path: Pa
             audit = await api.search.audit(10)
             assert isinstance(audit, AuditList)
             assert [entry.what for entry in audit.entries] == ["bridge.resume", "bridge.pause"]
+
+    world.run(story())
+
+
+@pytest.mark.parametrize("is_of_all", [False, True])
+def test_repeat_of_what_was_taken_is_answered_as_ever_while_prepares_are_switched_off(
+    tmp_path: Path, is_of_all: bool
+) -> None:
+    """A: it is nothing new, however its first answer was lost: pending, then ended. A new key is refused."""
+    world = make_service_world(tmp_path)
+    who = Who("ann", "the cluster is moved")
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling(), world.projecting():
+
+            async def prepare(key: str, value: bytes = b"v") -> object:
+                return (await api.transactions.prepare([world.call(value, idempotency_key=key)]))[0]
+
+            async def switch(*, is_paused: bool) -> None:
+                if is_of_all:
+                    await api.groups.switch_prepares(who, is_paused=is_paused)
+                else:
+                    await api.groups.switch("shop", GroupSwitch.PREPARES, who, is_paused=is_paused)
+
+            first = await prepare("key")
+            assert isinstance(first, Prepared)
+            await switch(is_paused=True)
+            assert await prepare("key") == first
+            for refused in [await prepare("new"), await prepare("key", b"other")]:
+                assert isinstance(refused, Refused)
+                assert (refused.code, refused.outcome) == (RefusalCode.UNAVAILABLE, Outcome.NOT_APPLIED)
+                assert "switched off" in refused.detail
+            [ended] = await api.transactions.end([EndCall(first.transaction_id, Resolution.COMMIT)])
+            again = await prepare("key")
+            assert isinstance(again, TransactionView)
+            assert isinstance(ended, TransactionView)
+            assert (again.state, list(again.receipts)) == (ended.state, list(ended.receipts))
+            world.database.is_down = True
+            unread = await prepare("key")
+            assert isinstance(unread, Refused)
+            assert "switched off" not in unread.detail, "what cannot be looked up may be known"
+            world.database.is_down = False
+            await switch(is_paused=False)
+            assert isinstance(await prepare("new"), Prepared)
+            assert world.settlers.memory.visible("orders") == [b"v"]
 
     world.run(story())
 
