@@ -168,8 +168,9 @@ class Round:
         return [(ask, found[_id_of(ask)]) for ask in asks[:asked] if _id_of(ask) in found]
 
     def _drop_ended(self) -> None:
-        """No check starts after a resolution, or for a queue that is not ours any more."""
-        for id_ in [id_ for id_, item in self._open.items() if not self._context.timetable.is_pending(item.ask)]:
+        """No check starts after a resolution, for a queue that is not ours any more, or in a pause of its group."""
+        context, is_paused = self._context, self._context.is_paused(self._group)
+        for id_ in [i for i, item in self._open.items() if is_paused or not context.timetable.is_pending(item.ask)]:
             self._postpone(self._open.pop(id_).ask, 0)
 
     def _count_asked(self) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from bridge.core.check_rules import CheckCalls, CheckMode, CheckTimes
 from bridge.core.transaction import MAX_LIFE
-from tests.unit.checker.world import FIRST_MS, World, saying, sending
+from tests.unit.checker.world import FIRST_MS, World, hanging, saying, sending
 
 A, B = "https://a.example/", "https://b.example/"
 SHORT = CheckTimes(max_lifetime_ms=60_000)
@@ -29,6 +29,24 @@ async def test_nobody_is_asked_until_it_goes_on(world: World, mode: CheckMode) -
         assert world.calls[-1].checks[0]["check_number"] == 1
     else:
         assert list(world.board.lying) == [waiting.transaction_id]
+
+
+async def test_round_that_had_begun_asks_no_other_endpoint(world: World) -> None:
+    """The call that had begun ends; nothing is used up, and afterwards the round is as if it had never been."""
+    world.add_group("shop", A, B, times=SHORT)
+    for url in (A, B):
+        world.serve(url, hanging)
+    waiting = world.prepare("shop")
+    await world.pass_ms(FIRST_MS + 100)
+    assert len(world.calls) == 1
+    world.pause("shop")
+    await world.pass_ms(HOUR)
+    assert (len(world.calls), world.owners[0].parked, world.failures()) == (1, {}, [])
+    for url in (A, B):
+        world.serve(url, saying("COMMIT"))
+    world.pause("shop", is_paused=False)
+    await world.pass_ms(1_000)
+    assert [end.transaction_id for end in world.ends()] == [waiting.transaction_id]
 
 
 async def test_what_came_of_age_meanwhile_is_asked_about_before_it_is_parked(world: World) -> None:
