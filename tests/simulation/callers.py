@@ -145,7 +145,7 @@ class Callers:
             found = await self.reach(node, work, _ASK_LIMIT_MS)
             answer: Answer | None = found[0] if isinstance(found, list) else found
             heard = understand(call, verb, answer, began, world.clock.monotonic_ms())
-        heard = msgspec.structs.replace(heard, asked_id=transaction_id)
+        heard = msgspec.structs.replace(heard, asked_id=transaction_id, node=node.name)
         self.heard.append(heard)
         world.story.tell(f"client {call.number}", f"{what} at {node.name} -> {heard} {heard.transaction_id or ''}")
         return heard

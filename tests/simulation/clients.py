@@ -48,6 +48,10 @@ class Heard(Struct, frozen=True):
     bodies: Sequence[Message] | None = None
     """What a look showed of the messages."""
     prepared: Prepared | None = None
+    node: str = ""
+    """Who was asked."""
+    detail: str = ""
+    """What a refusal says of itself."""
 
     def __str__(self) -> str:
         return " ".join(filter(None, [self.outcome, self.state.value if self.state else "", self.code]))
@@ -60,8 +64,9 @@ def understand(call: Call, verb: Verb | None, answer: Answer | None, began_ms: i
     if isinstance(answer, Refused):
         outcome = "unknown" if answer.outcome is Outcome.UNKNOWN else "fail"
         return Heard(
-            at_ms, call.number, verb, outcome, answer.state, answer.code.value, answer.transaction_id, began_ms
-        )
+            at_ms, call.number, verb, outcome, answer.state, answer.code.value, answer.transaction_id, began_ms,
+            detail=answer.detail,
+        )  # fmt: skip
     if isinstance(answer, Accepted):
         return Heard(at_ms, call.number, verb, "ok", None, "accepted", answer.transaction_id, began_ms)
     view = answer if isinstance(answer, TransactionView) else None
@@ -175,6 +180,15 @@ class Exchange(Struct, frozen=True):
     was_answered: bool
 
 
+class Begun(Struct, frozen=True):
+    """One call of an endpoint as it begins, whatever becomes of it."""
+
+    at_ms: int
+    group: str
+    node: str
+    asked_ids: frozenset[str]
+
+
 class Endpoints:
     """All producer groups' endpoints, with their own log."""
 
@@ -184,6 +198,7 @@ class Endpoints:
         self._random = random
         self.manners: dict[str, Manner] = {}
         self.log: list[Asked] = []
+        self.begun: list[Begun] = []
         self.exchanges: list[Exchange] = []  # as they ended
         self.gone: set[str] = set()
         """Groups whose instance has gone."""
@@ -193,12 +208,13 @@ class Endpoints:
     async def call(self, call: HttpCall, node: str) -> EndpointReply:
         """One exchange."""
         group = next(name for name in CALM_GROUPS if call.url in {endpoint_of(name), instance_endpoint_of(name)})
-        if group in self.gone and call.url == instance_endpoint_of(group):
-            self.late.append((self._clock.monotonic_ms(), node))
-            return EndpointReply(call.url, 1, failure=Failure.REFUSED)
         checks, began_ms, known = json.loads(call.body)["checks"], self._clock.monotonic_ms(), len(self.log)
+        names = frozenset(check["transaction_id"] for check in checks)
+        self.begun.append(Begun(began_ms, group, node, names))
+        if group in self.gone and call.url == instance_endpoint_of(group):
+            self.late.append((began_ms, node))
+            return EndpointReply(call.url, 1, failure=Failure.REFUSED)
         reply = await self._answer(call, group, checks, node)
-        names = {check["transaction_id"] for check in checks}
         was_answered = any(told.answer is not None for told in self.log[known:] if told.transaction_id in names)
         self.exchanges.append(Exchange(began_ms, self._clock.monotonic_ms(), group, node, was_answered))
         return reply

@@ -35,6 +35,7 @@ from tests.support.virtual_time import VirtualClock
 
 _DRAIN_MS, _DRAIN_STEP_MS = 2_000, 50
 _RESTART_MS = 200
+EVER_MS = 1 << 40  # longer than any run
 T = TypeVar("T")
 _RUNNING: ContextVar["Node | None"] = ContextVar("running", default=None)
 
@@ -199,8 +200,12 @@ class Node:
         self._database = NodeDatabase(surroundings.engine, self.process, self.clock, surroundings.sql_fate, random)
         self._requests = 0
         self.is_closed = True
-        self.ready_ms = 0
         """Whether it takes no requests: it has not begun yet, or is about to end."""
+        self.began_ms = clock.monotonic_ms()
+        self.ready_ms = 0
+        self.ended_ms = EVER_MS
+        self.stood: list[tuple[int, int]] = []
+        """From when until when it was frozen; the last one may go on for ever."""
         self._is_ending = False
         self.bridge = put_together(name, self.process, self._database, self.clock, surroundings, random)
 
@@ -228,16 +233,20 @@ class Node:
         return answer
 
     def freeze(self) -> None:
+        if not self.process.is_stopped:
+            self.stood.append((self.clock.monotonic_ms(), EVER_MS))
         self.process.freeze()
 
     def thaw(self) -> None:
         if not self.is_dead:
+            if self.stood:
+                self.stood[-1] = (self.stood[-1][0], self.clock.monotonic_ms())
             self.process.thaw()
             self.clock.catch_up()
 
     def kill(self) -> None:
         """Nothing of it has any effect any more."""
-        self.is_dead = True
+        self.is_dead, self.ended_ms = True, min(self.ended_ms, self.clock.monotonic_ms())
         self.process.kill()
         for task in tuple(self.tasks):
             task.cancel()

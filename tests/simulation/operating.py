@@ -35,6 +35,7 @@ from tests.simulation.situations import (
     Chore,
     ChoreKind,
     Instance,
+    PauseKind,
     changed_times,
     settings_of,
 )
@@ -52,6 +53,7 @@ _ACTIONS = {
     ChoreKind.COMMIT: RedriveAction.COMMIT,
     ChoreKind.ROLLBACK: RedriveAction.ROLLBACK,
 }
+_ENDED = {ChoreKind.CHANGE: (PauseKind.PREPARES,), ChoreKind.DELETE: (PauseKind.CHECKS, PauseKind.PREPARES)}
 _SILENT = {Manner.HANGS, Manner.ERROR, Manner.GARBAGE, Manner.WRONG_NONCE}
 
 
@@ -64,6 +66,26 @@ class Done(Struct, frozen=True):
     is_ok: bool
     job_ids: tuple[str, ...] = ()
     is_running: bool = False
+
+
+class Written(Struct, frozen=True):
+    """From when until when the switches of a group, or of all, may have been written. A put says whether prepares are
+    taken, and nothing of checks."""
+
+    began_ms: int
+    at_ms: int
+    group: str | None
+    kinds: tuple[PauseKind, ...]
+
+
+class Claimed(Struct, frozen=True):
+    """A claim that was answered with checks."""
+
+    began_ms: int
+    at_ms: int
+    group: str
+    node: str
+    asked_ids: frozenset[str]
 
 
 class Operating:
@@ -89,6 +111,11 @@ class Operating:
         """All there have been, by name."""
         self.down_ms = 0
         """For how long the database could not be read, at most."""
+        self.outages: list[tuple[int, int]] = []
+        """From when until when."""
+        self.written: list[Written] = []
+        """What may have ended pauses, besides those who resume."""
+        self.claims: list[Claimed] = []
 
     # --- the database ---
 
@@ -106,8 +133,10 @@ class Operating:
 
     def take_down(self, for_ms: int) -> None:
         """Nothing can be read or written for so long."""
+        now_ms = self._world.clock.monotonic_ms()
         self.down_ms += for_ms
-        self._down_until_ms = max(self._down_until_ms, self._world.clock.monotonic_ms() + for_ms)
+        self.outages.append((now_ms, now_ms + for_ms))
+        self._down_until_ms = max(self._down_until_ms, now_ms + for_ms)
 
     def heal(self) -> None:
         """The database works; what operators did to groups is undone."""
@@ -123,6 +152,10 @@ class Operating:
             for group in sorted(touched):
                 settings = settings_of(group, world.schedule.situation)
                 put_group(connection, group, settings, [endpoint_of(group)], world.clock.now_ms())
+                self._note_written(world.clock.monotonic_ms(), group, PauseKind.PREPARES)
+
+    def _note_written(self, began_ms: int, group: str | None, *kinds: PauseKind) -> None:
+        self.written.append(Written(began_ms, self._world.clock.monotonic_ms(), group, kinds))
 
     async def inflict(self, fault: Fault) -> None:
         """A fault of the database, or of the brokers' clocks."""
@@ -155,6 +188,7 @@ class Operating:
         self.take_down(_OUTAGE_MS)
         await world.clock.sleep_ms(_OUTAGE_MS // 2)
         restore(copy, world.engine)
+        self._note_written(world.clock.monotonic_ms() - _OUTAGE_MS, None, *PauseKind)
         self.is_restored = True
         if not is_rebuilt and not self._is_log_shorter():
             return
@@ -198,6 +232,8 @@ class Operating:
         if node.is_dead or node.is_closed:
             return
         found = await world.callers.reach(node, lambda service: self._ask(service, chore), _ANSWER_MS)
+        if chore.kind in _ENDED:
+            self._note_written(began, chore.group, *_ENDED[chore.kind])
         is_ok = found is not None and not isinstance(found, Refused)
         jobs = found if isinstance(found, list) else [found]
         jobs = [job for job in jobs if isinstance(job, RedriveJob)]
@@ -284,6 +320,8 @@ class Operating:
                 await world.clock.sleep_ms(500)
                 continue
             world.struck["checks claimed"] += len(claimed)
+            ids = frozenset(check.view.transaction_id for check in claimed)
+            self.claims.append(Claimed(began, world.clock.monotonic_ms(), group, node.name, ids))
             await self._answer(group, claimed, began)
 
     async def _answer(self, group: str, claimed: Sequence[ClaimedCheck], began_ms: int) -> None:

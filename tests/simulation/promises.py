@@ -18,7 +18,7 @@ from bridge.core.topics import InternalTopics
 from bridge.core.transaction import TransactionState
 from bridge.sql.search import read_stats
 from bridge.sql.transactions import find_many
-from tests.simulation.clients import Asked, Exchange, Heard
+from tests.simulation.clients import Asked, Begun, Exchange, Heard
 from tests.simulation.evidence import Archive, find_stuck
 from tests.simulation.oracle import Ended, Truth, find_acts, find_ends, find_truth
 from tests.simulation.schedule import START_MS, TOPICS, FaultKind, Schedule, Verb
@@ -26,6 +26,7 @@ from tests.simulation.situations import possible_times
 
 if TYPE_CHECKING:
     from tests.simulation.operating import Operating
+    from tests.simulation.pausing import Pausing
 
 _COMMITTED, _ROLLED_BACK, _PARKED, _PREPARED = (
     TransactionState.COMMITTED,
@@ -73,6 +74,9 @@ class Evidence:
         self.healed_ms = 0
         """When the last fault was over, by the monotonic clock; 0: never."""
         self.operating: Operating | None = None
+        self.pausing: Pausing | None = None
+        self.begun: Sequence[Begun] = ()
+        """All calls of endpoints, as they began."""
         self.exchanges: Sequence[Exchange] = ()
         """All calls of endpoints, as they ended."""
         self.late_calls: Sequence[tuple[int, str]] = ()

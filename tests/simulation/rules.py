@@ -24,6 +24,7 @@ from tests.simulation.operating import PULLED
 from tests.simulation.oracle import Truth
 from tests.simulation.promises import Evidence, Violation
 from tests.simulation.schedule import START_MS, Call, FaultKind, Verb
+from tests.simulation.situations import PauseKind
 
 _COMMITTED, _ROLLED_BACK, _PARKED, _PREPARED = (
     TransactionState.COMMITTED,
@@ -108,7 +109,7 @@ def _judge_rhythm(evidence: Evidence, truth: Truth, asks: Sequence[Asked]) -> It
     interval_ms = min(times.interval_ms for times in evidence.times_of(truth.group))
     for node in {a.node for a in asks} - {PULLED}:
         times = [a.at_ms for a in asks if a.node == node]
-        spare = _SPARE + _asked_by_hand(evidence, truth.transaction_id)
+        spare = _SPARE + _asked_by_hand(evidence, truth.transaction_id) + len(evidence.schedule.situation.pauses)
         most = (times[-1] - times[0]) // interval_ms + spare
         if len(times) > most:
             what = f"{node} asked {len(times)} times in {times[-1] - times[0]} ms"
@@ -128,13 +129,21 @@ def _neglected(evidence: Evidence, by_id: Mapping[str, Sequence[Asked]]) -> Iter
     for truth in evidence.truth.values():
         timeout_ms = max(times.transaction_timeout_ms for times in evidence.times_of(truth.group))
         due_ms = truth.appended_ms + max(timeout_ms, truth.immunity_s * 1000)
-        until_ms = max(due_ms, healed_ms) + _LATE_MS + 2 * evidence.clock_ms
+        resumed_ms = START_MS + find_resumed_ms(evidence, truth.group)
+        until_ms = max(due_ms, healed_ms, resumed_ms) + _LATE_MS + 2 * evidence.clock_ms
         op = evidence.ops.get(truth.transaction_id)
         has_ended = truth.decided_at >= 0 and truth.decided_ms <= until_ms
         was_parked = op is not None and op.transaction.parked is not None
         asked = any(START_MS + a.at_ms <= until_ms for a in by_id.get(truth.transaction_id, ()))
         if not (has_ended or was_parked or asked):
             yield Violation("T", truth.transaction_id, f"nobody was asked for {_LATE_MS} ms after it was due")
+
+
+def find_resumed_ms(evidence: Evidence, group: str) -> int:
+    """When checks of the group were surely resumed for the last time; 0: they were never paused."""
+    requests = evidence.pausing.requests if evidence.pausing is not None else []
+    of_group = [each.at_ms for each in requests if each.kind is PauseKind.CHECKS and each.group == group]
+    return max(of_group, default=0)
 
 
 def longest_pause_ms(evidence: Evidence) -> int:

@@ -15,13 +15,22 @@ from msgspec import Struct
 
 from bridge.core.message import Message
 from bridge.store.memory.link import StepKind
-from tests.simulation.situations import Situation, make_bad, make_instance, make_situation, pick, resize
+from tests.simulation.situations import (
+    Situation,
+    make_bad,
+    make_instance,
+    make_pauses,
+    make_situation,
+    pick,
+    resize,
+)
 
 CALLS_MS = 5_000  # producers begin transactions, and faults begin, within this time
 MIN_FAULTS = 5
 _DOOM_SHARE = 0.3
 _SQL_SHARE = 0.15  # of all runs; they cost twice as much
 _CALM_SHARE = 0.03
+_PAUSED_SHARE, _PAUSES_SHARE = 0.03, 0.4  # runs that are about pauses; and of all others that have SQL
 _JUMPS_MS = 1_500  # of brokers' clocks in calm runs: when every queue has been taken over, whose owners believe them
 GROUPS = ("shop", "bank")
 CALM_GROUPS = (*GROUPS, "mill", "pier", "yard", "farm", "dock", "mine")  # more dead ones than slots for rounds
@@ -183,6 +192,9 @@ def make_schedule(seed: int) -> Schedule:
     has_sql = random.random() < _SQL_SHARE
     if more.random() < _CALM_SHARE:
         return _make_calm(seed, more, instances, queues)
+    pausing = Random(f"{seed}/pauses")
+    if pausing.random() < _PAUSED_SHARE:
+        return _make_paused(seed, pausing, instances, queues)
     calls = [_make_call(random, number, instances, has_sql) for number in range(random.randint(5, 14))]
     faults = [_make_fault(random, instances) for _ in range(random.randint(MIN_FAULTS, 12))]
     faults += _make_doom(Random(seed ^ 0xD), instances)
@@ -190,6 +202,8 @@ def make_schedule(seed: int) -> Schedule:
     registered = make_instance(Random(f"{seed}/registered"), GROUPS, has_sql=has_sql)
     situation = msgspec.structs.replace(situation, registered=registered)
     faults += _make_later_faults(more, has_sql=has_sql)
+    if has_sql and pausing.random() < _PAUSES_SHARE:
+        situation = msgspec.structs.replace(situation, pauses=make_pauses(pausing, instances, GROUPS))
     calls = [_vary(more, call, situation.limit_bytes) for call in calls]
     return Schedule(
         seed, instances, queues, has_sql,
@@ -243,6 +257,24 @@ def _make_jump(random: Random) -> Fault:
     for_ms, ahead_ms = random.randrange(200, 3_000), random.choice((-20_000, -3_000, -400, 400, 3_000, 20_000))
     at_ms, seed = random.randrange(_JUMPS_MS, CALLS_MS), random.getrandbits(32)
     return Fault(at_ms, FaultKind.BROKER_CLOCK, seed, for_ms=for_ms, delay_ms=ahead_ms)
+
+
+def _make_paused(seed: int, random: Random, instances: int, queues: int) -> Schedule:
+    """Operators pause, every process and the log work, and nobody of the first paused group answers until it is paused:
+    so owners remember, rounds come to nothing, claims are not answered, and what a pause must do is judged sharply."""
+    calls = [_make_call(random, number, instances, True) for number in range(random.randint(8, 16))]
+    pauses = make_pauses(random, instances, GROUPS)
+    manner = random.choice((Manner.HANGS, Manner.REFUSES, Manner.ERROR, Manner.GARBAGE, Manner.UNDECIDED))
+    for_ms = pauses[0].at_ms + random.randrange(1_000, 4_000)
+    faults = [Fault(0, FaultKind.ENDPOINT, 0, group=pauses[0].group, manner=manner, for_ms=for_ms)]
+    while len(faults) < MIN_FAULTS:
+        kind, at_ms = random.choice(MILD), random.randrange(CALLS_MS)
+        faults.append(Fault(at_ms, kind, 0, random.randrange(instances), **_MAKERS[kind][1](random)))
+    pull_groups = (pauses[0].group,) if random.random() < 0.4 else ()
+    return Schedule(
+        seed, instances, queues, True, tuple(sorted(calls, key=lambda call: call.at_ms)),
+        tuple(sorted(faults, key=lambda fault: fault.at_ms)), Situation(pauses=pauses, pull_groups=pull_groups),
+    )  # fmt: skip
 
 
 def _make_badness(random: Random, topic: str) -> Fault:
@@ -444,6 +476,10 @@ def _make_later_faults(random: Random, *, has_sql: bool) -> list[Fault]:
         add(FaultKind.SQL_UNKNOWN, _UNKNOWN_SHARE, CALLS_MS, chance=chance, for_ms=random.randrange(500, 4_000))
         add(FaultKind.RESTORE_SQL, _RESTORE_SHARE, 3_000, chance=random.random(), for_ms=random.randrange(200, 5_000))
     return faults
+
+
+MILD = (FaultKind.SKEW, FaultKind.COMPACT, FaultKind.DELETE_OFFSETS)
+"""What holds nobody up."""
 
 
 def shorten(schedule: Schedule, calls: Sequence[Call], faults: Sequence[Fault]) -> Schedule:

@@ -4,6 +4,7 @@ bad, small limits. Drawn from numbers of their own, so that calls and faults of 
 
 from collections.abc import Callable, Sequence
 from enum import Enum
+from itertools import pairwise
 from random import Random
 
 from msgspec import Struct
@@ -26,6 +27,7 @@ CHANGED = (
 """What the settings of a group may be changed to."""
 _PULL_SHARE, _CHORES_SHARE, _BAD_SHARE, _SMALL_SHARE = 0.3, 0.4, 0.08, 0.1
 _REGISTERED_SHARE = 0.6
+_PAUSED_MS = 5_000  # pauses begin within this time
 _LIMIT_BYTES = 3_000
 _OVERHEAD_BYTES = 200  # of a record, at most, without its headers
 
@@ -55,6 +57,24 @@ class Chore(Struct, frozen=True):
     def reason(self) -> str:
         """What journal and audit say of it."""
         return f"chore {self.number}"
+
+
+class PauseKind(Enum):
+    """What an operator pauses. BRIDGE: prepares of all groups."""
+
+    CHECKS = "checks"
+    PREPARES = "prepares"
+    BRIDGE = "all prepares"
+
+
+class Pause(Struct, frozen=True):
+    """An operator pauses something of a group, and resumes it so long after he has heard that it is paused."""
+
+    at_ms: int
+    for_ms: int
+    kind: PauseKind
+    instance: int
+    group: str
 
 
 class BadKind(Enum):
@@ -97,6 +117,7 @@ class Situation(Struct, frozen=True):
     chores: tuple[Chore, ...] = ()
     registered: Instance | None = None
     is_calm: bool = False
+    pauses: tuple[Pause, ...] = ()
 
 
 def make_situation(
@@ -117,6 +138,18 @@ def make_instance(random: Random, groups: Sequence[str], *, has_sql: bool) -> In
     if not has_sql or random.random() >= _REGISTERED_SHARE:
         return None
     return Instance(random.choice(groups), random.randrange(500, 5_000))
+
+
+def make_pauses(random: Random, instances: int, groups: Sequence[str]) -> tuple[Pause, ...]:
+    """What operators pause."""
+    return tuple(_make_pause(random, instances, groups) for _ in range(random.choice((1, 1, 2, 3))))
+
+
+def _make_pause(random: Random, instances: int, groups: Sequence[str]) -> Pause:
+    kind = random.choices(tuple(PauseKind), (4, 2, 1))[0]
+    lengths_ms = (2_500, 8_000, 15_000) if kind is PauseKind.CHECKS else (2_500, 5_000, 8_000)  # a life is 10 s
+    for_ms = random.randrange(*random.choice(tuple(pairwise(lengths_ms))))
+    return Pause(random.randrange(_PAUSED_MS), for_ms, kind, random.randrange(instances), random.choice(groups))
 
 
 def make_bad(random: Random, topics: Sequence[str], latest_ms: int) -> Bad:

@@ -40,6 +40,8 @@ from tests.simulation.loop import run_virtually
 from tests.simulation.node import KEYRING, Node, Surroundings, running_name, track_tasks
 from tests.simulation.operated import check_operated
 from tests.simulation.operating import Operating
+from tests.simulation.paused import check_paused
+from tests.simulation.pausing import Pausing
 from tests.simulation.promises import Evidence, Violation, check_promises
 from tests.simulation.rules import check_rules
 from tests.simulation.schedule import CALLS_MS, TOPICS, Call, Fault, FaultKind, Manner, Schedule
@@ -81,6 +83,7 @@ class World:
         self.nodes: dict[int, Node] = {}
         self.callers = Callers(self)
         self.operating = Operating(self)
+        self.pausing = Pausing(self)
         self.locals = Locals(self.clock.monotonic_ms, calls={call.number: call for call in schedule.calls})
         self.endpoints = Endpoints(self.clock, self.locals, Random(schedule.seed ^ 0xE))
         self.struck: Counter[str] = Counter()
@@ -113,6 +116,7 @@ class World:
         situation = self.schedule.situation
         acting = [self._at(call.at_ms, self.callers.follow, call) for call in self.schedule.calls]
         acting += [self._at(chore.at_ms, self.operating.do, chore) for chore in situation.chores]
+        acting += [self._at(pause.at_ms, self.pausing.do, pause) for pause in situation.pauses]
         pulling = [
             asyncio.create_task(self.operating.pull(group, n)) for group in situation.pull_groups for n in (0, 1)
         ]
@@ -126,6 +130,7 @@ class World:
         self._heal()
         await asyncio.gather(*acting)
         self.operating.put_groups_back()
+        await self.pausing.resume_all()
         await self._wait_quiet()
         if self.schedule.has_sql:
             await asyncio.gather(*[self.callers.find_truth(call) for call in self.schedule.calls])
@@ -470,8 +475,9 @@ def simulate(schedule: Schedule, make: Callable[[Schedule], World] | None = None
     world.archive.keep()
     world.conclude()
     evidence = Evidence(schedule, world.topics, world.archive, world.callers.heard, world.endpoints.log, world.engine)
-    evidence.healed_ms, evidence.operating = world.healed_ms, world.operating
+    evidence.healed_ms, evidence.operating, evidence.pausing = world.healed_ms, world.operating, world.pausing
+    evidence.begun = world.endpoints.begun
     evidence.exchanges, evidence.late_calls = world.endpoints.exchanges, world.endpoints.late
     violations = failed + check_promises(evidence) + check_rules(evidence)
-    violations += check_operated(evidence) + check_bulkhead(evidence)
+    violations += check_operated(evidence) + check_paused(evidence) + check_bulkhead(evidence)
     return Run(schedule, world.story, violations, evidence, world.struck)
