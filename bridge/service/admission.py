@@ -230,7 +230,8 @@ _FULL_GROUP = Refused(
 )
 _SWITCHED_OFF = refuse_unavailable("an operator has switched off prepares of this producer group (`accept_prepares`)")
 _ALL_SWITCHED_OFF = refuse_unavailable("an operator has switched off prepares of all groups (`outbox-bridge resume`)")
-_BY_OPERATORS = (_SWITCHED_OFF, _ALL_SWITCHED_OFF)
+_FULL = refuse_unavailable("too many transactions are pending")
+_NOTHING_NEW = (_FULL_GROUP, _FULL, _SWITCHED_OFF, _ALL_SWITCHED_OFF)
 STEP_COST, _MESSAGE_COST = 64 * 1024, 256  # in bytes of values: what is looked at or made into records in about a ms
 
 
@@ -281,9 +282,9 @@ class Admission:
         )
 
     @staticmethod
-    def is_switched_off(answer: object) -> bool:
-        """Whether a call was refused because operators want nothing new."""
-        return any(answer is refusal for refusal in _BY_OPERATORS)
+    def is_refused_as_new(answer: object) -> bool:
+        """Whether a call was refused because nothing new is taken; a repeat is none."""
+        return any(answer is refusal for refusal in _NOTHING_NEW)
 
     async def _examine(
         self, calls: Sequence[PrepareCall], rights: Rights, deadline: Deadline
@@ -315,7 +316,7 @@ class Admission:
         """Why nobody may begin anything now."""
         if not self.directory.accepts_prepares:
             return _ALL_SWITCHED_OFF
-        return refuse_unavailable("too many transactions are pending") if self._pending.is_full else None
+        return _FULL if self._pending.is_full else None
 
     def _refuse_group(self, name: str) -> Refused | None:
         """Why a group may have nothing new."""

@@ -116,10 +116,10 @@ class Preparer:
     async def _answer_repeats(
         self, calls: Sequence[PrepareCall], refused: list[PrepareAnswer | None], deadline: Deadline
     ) -> None:
-        """An operator's switch is for what is new: a repeat of what is stored is answered as ever (A)."""
+        """No switch and no quota is for what is there: a repeat of what is stored is answered as ever (A)."""
         asked, pace = dict[int, str](), Pace(STEP_COST)
         for index, call in enumerate(calls):
-            if call.idempotency_key is not None and self.admission.is_switched_off(refused[index]):
+            if call.idempotency_key is not None and self.admission.is_refused_as_new(refused[index]):
                 if pace.spend(find_cost(call)):
                     await self.admission.turns.take()
                 asked[index] = make_transaction_id(*self._place_keyed(call, call.idempotency_key))

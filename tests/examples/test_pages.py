@@ -15,7 +15,7 @@ import pytest
 from tests.support.bridge_process import wait_until
 from tests.support.example_process import EXAMPLES, environment, install_wheel
 from tests.support.example_stage import Stage
-from tests.support.pages import PAGES, is_run, make_script, own_network, read_steps
+from tests.support.pages import BASH, PAGES, is_run, make_script, own_network, read_steps
 from tests.support.postgres import PostgresServer
 from tests.support.source_tree import ROOT
 
@@ -45,7 +45,7 @@ class Desk:
         """To its end, in one shell."""
         (folder / "terminals").mkdir(parents=True)
         return subprocess.run(
-            [*self.network, "bash", "-c", script],
+            [*self.network, *BASH, script],
             cwd=folder,
             env=environment({**self.settings, **settings, "TERMINALS": str(folder / "terminals")}),
             stdin=subprocess.DEVNULL,

@@ -19,6 +19,9 @@ _MARK = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 
+# What runs in the background of a script may have been told to ignore Ctrl-C; a reader's shell has not.
+BASH = ["env", "--default-signal=INT", "bash", "-c"]
+
 # Job control gives each terminal a process group, to which Ctrl-C is sent as a real terminal sends it.
 _SHELL = r"""
 set -euo pipefail

@@ -163,3 +163,28 @@ def test_full_group_waits_and_others_do_not(tmp_path: Path) -> None:
             assert isinstance((await prepare("shop"))[0], Prepared)
 
     world.run(story())
+
+
+@pytest.mark.parametrize("limits", [Limits(max_pending_of_group=1), Limits(max_pending=1)])
+def test_repeat_of_what_was_taken_is_answered_as_ever_while_no_more_may_be_pending(
+    tmp_path: Path, limits: Limits
+) -> None:
+    """A: else an answer that was lost became a refusal, and the transaction one that nobody knows of."""
+    world = make_service_world(tmp_path, limits=limits)
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling(), world.projecting():
+
+            async def prepare(key: str) -> object:
+                return (await api.transactions.prepare([world.call(idempotency_key=key)]))[0]
+
+            first = await prepare("key")
+            assert isinstance(first, Prepared)
+            count_pending(world, "shop", 1)
+            await api.pending.run_once()
+            refused = await prepare("new")
+            assert isinstance(refused, Refused)
+            assert refused.outcome is Outcome.NOT_APPLIED
+            assert await prepare("key") == first
+
+    world.run(story())

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.pages import make_script, read_steps
+from tests.support.pages import BASH, make_script, read_steps
 
 _OPEN = "<!-- run until: ready -->\n```\n{}\n```\n"
 _WAITS = "trap '{}' INT; echo ready; while true; do sleep 0.01; done"
@@ -16,7 +16,7 @@ def follow(text: str, folder: Path) -> "subprocess.CompletedProcess[str]":
     page.write_text(text)
     terminals.mkdir()
     return subprocess.run(
-        ["bash", "-c", make_script(read_steps(page))],
+        [*BASH, make_script(read_steps(page))],
         env={"PATH": "/usr/bin:/bin", "TERMINALS": str(terminals)},
         cwd=folder,
         capture_output=True,
