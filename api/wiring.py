@@ -87,7 +87,7 @@ SHARED = frozenset(
 )  # fmt: skip
 """Settings in which the processes of a bridge must not differ: what one takes another would refuse."""
 _PROJECTOR_ALONE = Roles(api=False, settler=False, projector=True)
-_PROJECTOR_NICENESS = 10  # where processors are short, search may lag; orders must not
+_PROJECTOR_NICENESS = 5  # where processors are short, search may lag; orders must not
 
 
 def parse_roles(text: str) -> Roles:

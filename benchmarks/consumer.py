@@ -27,6 +27,12 @@ def count_visible(kafka: str, topics: Sequence[str]) -> tuple[int, int]:
     return count, len(ids)
 
 
+def read_ends(kafka: str, topic: str) -> dict[int, int]:
+    """Offset behind the last record of each partition."""
+    with _reading(kafka, [topic]) as (consumer, places):
+        return {place.partition: consumer.get_watermark_offsets(place)[1] for place in places}
+
+
 def await_visible(kafka: str, topic: str, count: int) -> float:
     """The moment at which `count` messages of a topic were visible."""
     seen, give_up_at = 0, time.monotonic() + _PATIENCE_S

@@ -1,6 +1,5 @@
 """A broker and the bridge's parts as processes of their own, and what they use of the machine."""
 
-import math
 import os
 import sys
 import tempfile
@@ -11,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-import httpx2
 import psutil
+import sqlalchemy as sa
 
-from benchmarks.consumer import count_visible
+from benchmarks.consumer import count_visible, read_ends
+from bridge.sql.rows import read_positions
 from tests.support.bridge_process import Bridge, BridgeProcess, create_topics
 from tests.support.broker import running_broker
 from tests.support.kafka_cluster import running_cluster
@@ -26,7 +26,6 @@ RAW_TOPIC = "bench.raw"
 QUEUES_OF_A_TOPIC = 2
 _HEAP_MB = 1024
 _DISK_MB = 4_096
-_MOST_LAG_S = 0.2
 _SHOWN = 20  # lines of each log, if a run fails
 _GIVE_UP_S = 300.0
 _BLOCKED_S = 60.0
@@ -74,13 +73,19 @@ class Stage:
         return result, Used(seconds, cpu, max(0.0, _busy_seconds() - busy - sum(cpu.values())))
 
     def await_projection(self) -> float:
-        """Seconds until the projection has caught up: where processors are short it steps back for the commits."""
+        """Seconds until SQL has what the journal holds now. Where processors are short it steps back for commits."""
         began = time.perf_counter()
-        while self._projection_lag_s() > _MOST_LAG_S:
+        ends = read_ends(self.kafka, self.bridge.half_topic)
+        engine = sa.create_engine(self.bridge.database_url)
+        while True:
+            with engine.connect() as connection:
+                applied = read_positions(connection)
+            if all(queue in applied and applied[queue].s >= end for queue, end in ends.items()):
+                engine.dispose()
+                return time.perf_counter() - began
             if time.perf_counter() - began > _GIVE_UP_S:
                 raise RuntimeError("the projection does not catch up")
-            time.sleep(0.05)
-        return time.perf_counter() - began
+            time.sleep(0.02)
 
     def find_mistakes(self) -> list[str]:
         """What was recorded must be visible once; loads stop at the first answer that is not 2xx."""
@@ -92,10 +97,6 @@ class Stage:
         if visible == different == self.settled:
             return []
         return [f"{self.settled} settled, {visible} visible, {different} different ones"]
-
-    def _projection_lag_s(self) -> float:
-        answer = httpx2.get(f"http://127.0.0.1:{self.ports[0]}/v1/stats", timeout=30)
-        return float(answer.json()["projection_lag_seconds"]) if answer.is_success else math.inf  # too busy to say
 
     def _cpu(self) -> dict[str, float]:
         return {part: sum(_cpu_seconds(pid) for pid in pids) for part, pids in self.parts.items()}
