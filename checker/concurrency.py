@@ -1,27 +1,37 @@
 """Which groups may start a round now, and which of their endpoints is asked. Pure.
 
 A group whose last round got no answer is *silent*; silent groups share a quarter of all slots, so that dead
-endpoints never hold up the others. A group's limit grows by one with each answered round and halves with
-each unanswered one.
+endpoints never hold up the others. Groups that have not been asked yet are *new* and share half of them: nobody knows
+whether their endpoints keep a call until its time is up. A group's limit grows by one with each answered round and
+halves with each unanswered one.
 """
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from enum import Enum
 from itertools import count
+from operator import itemgetter
 from typing import NamedTuple
 
 from bridge.directory import Endpoint
 
 # --- which groups may start a round now: a limit for each group that adapts, and one for all ---
 
-_SILENT_SHARE = 4
 _GROUP_SHARE = 2  # no group has more than half of all slots, whatever its settings say
+
+
+class _Standing(Enum):
+    """What a group's last round showed."""
+
+    ANSWERED = "answered"
+    NEW = "new"
+    SILENT = "silent"
 
 
 class _Group:
     """`turn`: when its waiting round was asked for; 0 if none waits."""
 
-    __slots__ = ("in_use", "is_silent", "limit", "most", "turn")
+    __slots__ = ("in_use", "limit", "most", "standing", "turn")
 
     most: int
     turn: int
@@ -29,7 +39,7 @@ class _Group:
     def __init__(self) -> None:
         self.limit = 1
         self.in_use = 0
-        self.is_silent = False
+        self.standing = _Standing.NEW
 
 
 class ConcurrencyLimiter:
@@ -37,11 +47,12 @@ class ConcurrencyLimiter:
 
     def __init__(self, total: int) -> None:
         self._total = total
+        self._most = {_Standing.ANSWERED: total, _Standing.NEW: max(1, total // 2), _Standing.SILENT: total // 4}
         self._groups: dict[str, _Group] = {}
-        self._queues: dict[bool, deque[tuple[int, str]]] = {False: deque(), True: deque()}  # by being silent
+        self._queues: dict[_Standing, deque[tuple[int, str]]] = {standing: deque() for standing in _Standing}
+        self._used = dict.fromkeys(_Standing, 0)
         self._turns = count(1)
         self.in_use = 0
-        self._silent_in_use = 0
 
     def want(self, group: str, most: int) -> None:
         """The group has one round to start; `most`: its own limit."""
@@ -65,7 +76,7 @@ class ConcurrencyLimiter:
             known.turn = 0
             known.in_use += 1
             self.in_use += 1
-            self._silent_in_use += known.is_silent
+            self._used[known.standing] += 1
             granted.append(group)
         return granted
 
@@ -73,7 +84,7 @@ class ConcurrencyLimiter:
         """A round is over. `was_answered` None: nobody was asked, which says nothing about the group."""
         known = self._groups[group]
         self.in_use -= 1
-        self._silent_in_use -= known.is_silent
+        self._used[known.standing] -= 1
         known.in_use -= 1
         if was_answered is not None:
             self._learn(known, was_answered)
@@ -89,7 +100,7 @@ class ConcurrencyLimiter:
     def is_silent(self, group: str) -> bool:
         """Whether the group's last round got no answer."""
         known = self._groups.get(group)
-        return known is not None and known.is_silent
+        return known is not None and known.standing is _Standing.SILENT
 
     def in_use_of(self, group: str) -> int:
         """How many rounds the group has now."""
@@ -102,37 +113,38 @@ class ConcurrencyLimiter:
         return known.limit if known else 1
 
     def _learn(self, known: _Group, was_answered: bool) -> None:
-        if known.is_silent is was_answered:
-            known.is_silent = not was_answered
-            self._silent_in_use += known.in_use if known.is_silent else -known.in_use
+        """Its rounds that still run count where the group now belongs."""
+        self._used[known.standing] -= known.in_use
+        known.standing = _Standing.ANSWERED if was_answered else _Standing.SILENT
+        self._used[known.standing] += known.in_use
         known.limit = min(known.most, known.limit + 1) if was_answered else max(1, known.limit // 2)
 
     def _queue(self, group: str, known: _Group) -> None:
         """A group at its own limit waits aside, until a round of its own ends."""
         if known.in_use < known.limit:
-            self._queues[known.is_silent].append((known.turn, group))
+            self._queues[known.standing].append((known.turn, group))
 
     def _next(self) -> str | None:
-        heads = [head for is_silent in (False, True) if (head := self._head(is_silent)) is not None]
+        """The group that has waited longest, of those that may have a slot."""
+        heads = [(*head, queue) for standing, queue in self._queues.items() if (head := self._head(standing, queue))]
         if not heads:
             return None
-        _, is_silent = min(heads)
-        return self._queues[is_silent].popleft()[1]
+        _, group, queue = min(heads, key=itemgetter(0))
+        queue.popleft()
+        return group
 
-    def _head(self, is_silent: bool) -> tuple[int, bool] | None:
-        """The first of a queue that still waits there and may have a slot."""
-        queue = self._queues[is_silent]
-        while queue and not self._is_current(queue[0], is_silent):
+    def _head(self, standing: _Standing, queue: deque[tuple[int, str]]) -> tuple[int, str] | None:
+        """The first that still waits in the queue; None while its kind has all slots that it may have."""
+        while queue and not self._is_current(queue[0], standing):
             queue.popleft()
-        is_full = is_silent and self._silent_in_use >= self._total // _SILENT_SHARE
-        return (queue[0][0], is_silent) if queue and not is_full else None
+        return queue[0] if queue and self._used[standing] < self._most[standing] else None
 
-    def _is_current(self, item: tuple[int, str], is_silent: bool) -> bool:
+    def _is_current(self, item: tuple[int, str], standing: _Standing) -> bool:
         turn, group = item
         known = self._groups.get(group)
         if known is None or known.turn != turn:
             return False
-        return known.is_silent is is_silent and known.in_use < known.limit
+        return known.standing is standing and known.in_use < known.limit
 
 
 # --- whom to ask next: the live endpoints of a group in turn ---

@@ -72,6 +72,30 @@ def test_silent_groups_share_a_quarter() -> None:
     assert slots.grant() == ["good"]
 
 
+def test_groups_that_were_never_asked_share_half() -> None:
+    """However many they are, and though each keeps its call until the time is up: known ones go on (B)."""
+    slots = ConcurrencyLimiter(64)
+    teach(slots, "good", True)
+    new = [f"new{i}" for i in range(100)]
+    for group in new:
+        slots.want(group, 8)
+    assert slots.grant() == new[:32]
+    slots.want("good", 8)
+    assert slots.grant() == ["good"]
+    slots.give_back("new0", was_answered=None)  # nobody was asked: as new as before
+    assert slots.grant() == ["new32"]
+    slots.give_back("new1", was_answered=True)
+    slots.give_back("new2", was_answered=False)
+    assert slots.grant() == ["new33", "new34"]
+
+
+def test_a_single_slot_is_for_new_groups_too() -> None:
+    """Half of one is not none."""
+    slots = ConcurrencyLimiter(1)
+    slots.want("new", 1)
+    assert slots.grant() == ["new"]
+
+
 def test_no_group_has_more_than_half() -> None:
     """Whatever its settings say."""
     slots = ConcurrencyLimiter(64)
@@ -131,7 +155,7 @@ def test_rounds_that_run_when_a_group_falls_silent_use_up_the_quarter() -> None:
     slots.give_back("dead", was_answered=False)
     for _ in range(2):
         slots.give_back("failing", was_answered=True)
-    assert (slots.in_use, slots._silent_in_use) == (0, 0)
+    assert (slots.in_use, set(slots._used.values())) == (0, {0})
 
 
 def test_every_silent_round_that_ends_makes_room_for_one() -> None:
@@ -147,7 +171,7 @@ def test_every_silent_round_that_ends_makes_room_for_one() -> None:
     assert slots.grant() == ["d3"]
     slots.give_back("d2", was_answered=None)
     assert slots.grant() == ["d4"]
-    assert slots._silent_in_use == 2
+    assert slots.is_silent("d4") and slots.in_use == 2
 
 
 def test_a_quarter_is_rounded_down() -> None:
@@ -197,6 +221,8 @@ def test_group_that_fell_silent_while_it_waited_waits_among_the_silent() -> None
 def test_group_at_its_limit_has_no_place_in_the_line() -> None:
     """Who may start is served before who might not."""
     slots = ConcurrencyLimiter(2)
+    for group in ("g", "x", "other"):
+        teach(slots, group, True)
     for group in ("g", "x"):
         slots.want(group, 1)
     assert slots.grant() == ["g", "x"]
@@ -211,6 +237,8 @@ def test_first_come_first_served() -> None:
     slots = ConcurrencyLimiter(4)
     groups = [f"g{i}" for i in range(6)]
     for group in groups:
+        teach(slots, group, True)
+    for group in groups:
         slots.want(group, 1)
     assert slots.grant() == groups[:4]
     slots.give_back("g2", was_answered=True)
@@ -224,8 +252,9 @@ def test_silent_group_gets_its_turn_among_busy_ones() -> None:
     slots = ConcurrencyLimiter(4)
     teach(slots, "silent", False)
     for group in ("a", "b", "c", "d"):
+        teach(slots, group, True)
         slots.want(group, 1)
-    slots.grant()
+        slots.grant()
     slots.want("silent", 1)
     slots.want("e", 1)
     slots.give_back("a", was_answered=True)
@@ -263,14 +292,16 @@ STEPS = st.lists(st.tuples(st.integers(0, 7), st.sampled_from([None, True, False
 
 @given(STEPS, st.integers(4, 12))
 def test_limits_hold_whatever_happens(steps: Sequence[tuple[int, bool | None]], total: int) -> None:
-    """All slots, a group's own, the quarter: no sequence breaks them, and none is lost."""
+    """All slots, a group's own, the quarter, the half: no sequence breaks them, and none is lost."""
     slots = ConcurrencyLimiter(total)
     holding: Counter[str] = Counter()
+    heard: set[str] = set()
     for number, was_answered in steps:
         group = f"g{number}"
         if holding[group] and was_answered is not None:
             holding[group] -= 1
             slots.give_back(group, was_answered=was_answered)
+            heard.add(group)
         slots.want(group, 3)
         silent_before = sum(count for name, count in holding.items() if slots.is_silent(name))
         for granted in slots.grant():
@@ -279,7 +310,8 @@ def test_limits_hold_whatever_happens(steps: Sequence[tuple[int, bool | None]], 
             if slots.is_silent(granted):
                 silent_before += 1
                 assert silent_before <= total // 4
+            assert sum(count for name, count in holding.items() if name not in heard) <= total // 2
         assert slots.in_use == holding.total() <= total
     for group in list(holding.elements()):
         slots.give_back(group, was_answered=True)
-    assert slots._silent_in_use == 0
+    assert set(slots._used.values()) == {0}

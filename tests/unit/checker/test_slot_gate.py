@@ -8,10 +8,20 @@ from checker.context import ConcurrencyGate
 from tests.support.virtual_time import settle
 
 
+async def make_full_gate() -> ConcurrencyGate:
+    """Four slots, one for each of four groups whose endpoints are known to answer."""
+    gate = ConcurrencyGate(4)
+    for number in range(4):
+        assert await gate.take(f"g{number}", 1)
+        gate.give_back(f"g{number}", was_answered=True)
+    for number in range(4):
+        assert await gate.take(f"g{number}", 1)
+    return gate
+
+
 async def test_waits_until_a_slot_is_free() -> None:
     """In the order of asking."""
-    gate = ConcurrencyGate(4)
-    assert all([await gate.take(f"g{number}", 1) for number in range(4)])
+    gate = await make_full_gate()
     waiting = [asyncio.ensure_future(gate.take(group, 1)) for group in ("a", "b")]
     await settle()
     gate.give_back("g0", was_answered=True)
@@ -23,9 +33,7 @@ async def test_waits_until_a_slot_is_free() -> None:
 
 async def test_cancelled_waiter_leaves_its_place() -> None:
     """The next one gets the slot."""
-    gate = ConcurrencyGate(4)
-    for number in range(4):
-        await gate.take(f"g{number}", 1)
+    gate = await make_full_gate()
     first, second = (asyncio.ensure_future(gate.take(group, 1)) for group in ("a", "b"))
     await settle()
     first.cancel()
@@ -38,9 +46,7 @@ async def test_cancelled_waiter_leaves_its_place() -> None:
 async def test_slot_given_to_a_cancelled_waiter_goes_back() -> None:
     """Granted and cancelled in the same step: nothing is lost, either way round."""
     for order in ("cancel first", "grant first"):
-        gate = ConcurrencyGate(4)
-        for number in range(4):
-            await gate.take(f"g{number}", 1)
+        gate = await make_full_gate()
         waiter = asyncio.ensure_future(gate.take("a", 1))
         await settle()
         if order == "cancel first":
@@ -54,9 +60,7 @@ async def test_slot_given_to_a_cancelled_waiter_goes_back() -> None:
 
 async def test_closed_gate_lets_nobody_in() -> None:
     """Neither those who wait nor those who come."""
-    gate = ConcurrencyGate(4)
-    for number in range(4):
-        await gate.take(f"g{number}", 1)
+    gate = await make_full_gate()
     waiter = asyncio.ensure_future(gate.take("a", 1))
     await settle()
     gate.close()
