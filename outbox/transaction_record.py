@@ -42,6 +42,13 @@ _LOCKED_OUT_NUMBERS: Final = frozenset({1205, 1213, 1020})  # the same in MariaD
 _SQLITE_BUSY: Final = frozenset({5, 6})  # SQLITE_BUSY, SQLITE_LOCKED, whatever the extended part says
 
 
+# PostgreSQL's 0, which switches synchronous_commit on where it is off, for this transaction; other settings of it stay
+_DURABLY: Final = (
+    "CASE WHEN current_setting('synchronous_commit') = 'off'"
+    " THEN 0 * length(set_config('synchronous_commit', 'on', true)) ELSE 0 END"
+)
+
+
 class DatabaseNow(FunctionElement[int]):
     """The database's clock, in milliseconds since 1970 UTC; the one clock that all who use a table share."""
 
@@ -181,10 +188,10 @@ def is_locked_out(error: DBAPIError) -> bool:
 
 @lru_cache(maxsize=16)  # building it costs five times what executing it does, in every local transaction
 def _insertion(table: sa.Table, *, is_postgres: bool) -> sa.Insert:
-    """What a record says besides its key and group."""
-    statement = sa.insert(table).values(state=WRITTEN, at_ms=DatabaseNow())
+    """What a record says besides its key and group; in SQL's own words, for a parameter or a result costs more."""
     # with synchronous_commit off, a check could see a local transaction that a crash then takes back
-    return statement.returning(_durable_commit()) if is_postgres else statement
+    at_ms = DatabaseNow() + sa.literal_column(_DURABLY, sa.BigInteger) if is_postgres else DatabaseNow()
+    return sa.insert(table).values(state=sa.literal_column(f"'{WRITTEN}'"), at_ms=at_ms)
 
 
 def _state_rows(transaction_ids: Sequence[str], producer_group: str, state: str) -> list[dict[str, Any]]:
@@ -192,20 +199,15 @@ def _state_rows(transaction_ids: Sequence[str], producer_group: str, state: str)
     return [{"transaction_id": transaction_id, **rest} for transaction_id in transaction_ids]
 
 
-def _postgres_limits(wait_ms: int, timeout_ms: int) -> Sequence[sa.ColumnElement[str]]:
+def _postgres_limits(wait_ms: int, timeout_ms: int) -> Sequence[sa.ColumnElement[Any]]:
     """Settings that end with the transaction, so that nothing leaks through a pooler."""
     limits = {
         "lock_timeout": max(1, wait_ms),  # 0 would mean: for ever
         "statement_timeout": timeout_ms,
         "idle_in_transaction_session_timeout": timeout_ms,  # a frozen process would hold up the local transaction
     }
-    return [*(sa.func.set_config(name, f"{value}ms", True) for name, value in limits.items()), _durable_commit()]
-
-
-def _durable_commit() -> sa.ColumnElement[str]:
-    """Switches synchronous_commit on where it is off, for this transaction; other settings of it stay."""
-    current = sa.func.current_setting("synchronous_commit")
-    return sa.case((current == "off", sa.func.set_config("synchronous_commit", "on", True)), else_=current)
+    switches = [sa.func.set_config(name, f"{value}ms", True) for name, value in limits.items()]
+    return [*switches, sa.literal_column(_DURABLY, sa.BigInteger)]
 
 
 @contextmanager

@@ -171,7 +171,7 @@ def test_every_silent_round_that_ends_makes_room_for_one() -> None:
     assert slots.grant() == ["d3"]
     slots.give_back("d2", was_answered=None)
     assert slots.grant() == ["d4"]
-    assert slots.is_silent("d4") and slots.in_use == 2
+    assert (slots.is_silent("d4"), slots.in_use) == (True, 2)
 
 
 def test_a_quarter_is_rounded_down() -> None:

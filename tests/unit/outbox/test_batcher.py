@@ -31,16 +31,16 @@ class Sending:
 
 
 @pytest.fixture
-def sending() -> Iterator[Sending]:
-    sending = Sending()
-    yield sending
-    sending.going_on.set()
+def sending() -> Sending:
+    return Sending()
 
 
 @pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
+def threads(sending: Sending) -> Iterator[ThreadPoolExecutor]:
+    """Whoever still waits at the end of the test is let go on."""
     with ThreadPoolExecutor(10) as pool:
         yield pool
+        sending.going_on.set()
 
 
 def make_batcher(sending: Sending, waiting: int = 100) -> ThreadBatcher:
