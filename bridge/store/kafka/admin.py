@@ -78,7 +78,7 @@ class Asker:
         answers = await self.ask_each(lambda client, timeout_s: {None: request(client, timeout_s)})
         answer = answers[None]
         if isinstance(answer, KafkaException):
-            raise self._error(answer) from answer
+            raise self.make_error(answer) from answer
         return answer
 
     async def ask_each(
@@ -99,7 +99,7 @@ class Asker:
                     except KafkaException as raised:
                         answers[name] = raised
         except KafkaException as raised:
-            raise self._error(raised) from raised
+            raise self.make_error(raised) from raised
         except TimeoutError:
             self._hear_nothing(opened, about, began)
             raise StoreTimeout(f"no answer from {self._servers}") from None
@@ -120,7 +120,7 @@ class Asker:
         except KafkaException as raised:
             if _is_silent(raised):
                 self._hear_nothing(opened, None, began)
-            raise self._error(raised) from raised
+            raise self.make_error(raised) from raised
         self._silence.end()
         return answer
 
@@ -132,7 +132,7 @@ class Asker:
         if self._ending:
             await asyncio.wait(self._ending)
 
-    def _error(self, raised: KafkaException) -> StoreError:
+    def make_error(self, raised: KafkaException) -> StoreError:
         """Names the servers where nobody has answered."""
         error = make_store_error(error_of(raised))
         return StoreTimeout(f"{error}, at {self._servers}") if isinstance(error, StoreTimeout) else error
@@ -196,7 +196,7 @@ class KafkaTopicAdmin:
         )
         answer = answers[None]
         if isinstance(answer, KafkaException) and error_of(answer).code() < 0:
-            raise make_store_error(error_of(answer)) from answer
+            raise self._asker.make_error(answer) from answer
 
     async def describe_cluster(self) -> ClusterDescription:
         """The client's own DescribeCluster ends the process (SIGABRT) if a broker that is starting names no brokers."""
@@ -260,7 +260,7 @@ class KafkaTopicAdmin:
             return False
         if error_of(answer).code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
             raise StoreUnavailable(f"no right to {'create' if is_there else 'delete'} topic {name}") from answer
-        raise make_store_error(error_of(answer)) from answer
+        raise self._asker.make_error(answer) from answer
 
     async def count_members(self, group: str) -> int:
         """Living members of a consumer group; 0 for one that is not known. Raises StoreError."""
@@ -351,7 +351,7 @@ class KafkaTopicAdmin:
             elif error_of(answer).code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 found[name] = Missing.DENIED
             else:
-                raise make_store_error(error_of(answer)) from answer
+                raise self._asker.make_error(answer) from answer
         return found
 
 

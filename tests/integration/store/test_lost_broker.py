@@ -54,6 +54,20 @@ async def until_it_works(attempt: Callable[[], Awaitable[object]]) -> None:
                 return
 
 
+@pytest.mark.parametrize("name", ["create", "delete", "describe", "ping"])
+async def test_administration_names_the_servers_that_do_not_answer(name: str) -> None:
+    """A person who has several clusters must see which one was meant."""
+    async with open_clients("127.0.0.1:1", 500) as clients:
+        calls: dict[str, Callable[[], Awaitable[object]]] = {
+            "create": lambda: clients.admin.create_topic("orders", 1, 1, {}),
+            "delete": lambda: clients.admin.delete_topic("orders"),
+            "describe": lambda: clients.admin.describe_topics(["orders"]),
+            "ping": clients.admin.ping,
+        }
+        with pytest.raises(StoreTimeout, match=r"127\.0\.0\.1:1"):
+            await calls[name]()
+
+
 async def test_nobody_there_is_said_in_time() -> None:
     """Without a broker reads and puts end with their time-outs, the complaint is kept, and closing works (A)."""
     async with open_clients("127.0.0.1:1", 500) as clients:
