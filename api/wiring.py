@@ -130,6 +130,11 @@ class KafkaParts:
         await self.admin.close()
 
 
+def check_kafka_options(settings: Settings) -> None:
+    """Before anything is started. Raises ConfigError."""
+    check_user_options(settings.kafka)
+
+
 def kafka_parts(settings: Settings) -> KafkaParts:
     """Adapters for commands that need Kafka but no bridge."""
     return KafkaParts(settings)

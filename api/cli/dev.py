@@ -226,6 +226,10 @@ def dev(  # noqa: PLR0913, PLR0917 - a wish is an option
 def _run(wishes: DevOptions, folder: Path, stack: ExitStack, keeper: Keeper | None) -> None:
     """The bridge ends first, then, with `stack`, the broker, then the data if they are not to be kept."""
     settings = _make_settings(wishes, folder, wishes.kafka or "")
+    if settings.kafka.keys() - {"bootstrap.servers"}:
+        from api.wiring import check_kafka_options  # noqa: PLC0415  # slow to import
+
+        check_kafka_options(settings)  # before a Kafka is fetched and started
     if settings.http.port:
         check_port(settings.http.port, "Stop that process, or choose another port with --port.")
     steps = stack.enter_context(Steps())

@@ -152,6 +152,24 @@ def test_unknown_setting_is_a_usage_error(tmp_path: Path) -> None:
     assert "insecure_no_auth" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("option", "refused"),
+    [
+        ('"transactional.id" = "x"', "kafka.transactional.id is the bridge's own"),
+        ('"linger.mss" = 3', 'No such configuration property: "linger.mss"'),
+    ],
+)
+def test_option_that_no_client_takes_is_refused_before_kafka_is_started(
+    tmp_path: Path, no_java: dict[str, str], option: str, refused: str
+) -> None:
+    """Nothing is fetched, and no Java is looked for; one line says which it is."""
+    (tmp_path / "outbox-bridge.toml").write_text(f"[kafka]\n{option}\n")
+    done = run_dev(tmp_path, "--port", "0", "--kafka-port", "0", **no_java)
+    assert done.returncode == 2
+    assert refused in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 @pytest.mark.parametrize("error", [StoreUnavailable("leader epoch is newer"), StoreTimeout("nobody answers")])
 def test_broker_that_leads_nothing_yet_is_waited_for(error: StoreError) -> None:
     """Its port is open before it leads the partitions that lie in its data: no reason to end."""
