@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from datetime import datetime
 from importlib.metadata import version as version_of
 from operator import itemgetter
 from typing import Annotated, Any
@@ -36,7 +37,8 @@ tx = typer.Typer(no_args_is_help=True, help="Transactions: list, look up, watch,
 
 _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _STUCK = "5m"
-_PREFIX = re.compile("[0-9a-v]{8,27}")
+_LEAST_PREFIX = 8
+_PREFIX = re.compile(f"[0-9a-v]{{{_LEAST_PREFIX},27}}")
 _FEW = 5
 _WATCH_INTERVAL_S = 0.5
 
@@ -45,8 +47,15 @@ def read_time(text: str) -> str:
     """RFC 3339 as it is; a duration like 10m is that long ago."""
     ago = re.fullmatch(r"(\d{1,6})([smhd])", text)
     if ago is None:
-        return text
+        return _check_time(text)
     return show_time(round((time.time() - int(ago[1]) * _UNITS[ago[2]]) * 1000))
+
+
+def _check_time(text: str) -> str:
+    with suppress(ValueError):
+        if datetime.fromisoformat(text.upper()).tzinfo is not None:
+            return text
+    raise typer.BadParameter(f"{text!r} is no time: say 2026-01-31T12:00:00Z, or how long ago, like 10m or 2h")
 
 
 AnyIdArgument = Annotated[
@@ -164,6 +173,9 @@ def list_transactions(  # noqa: PLR0913, PLR0917 - a filter is an option
 
 def find_id(url: str, text: str) -> str:
     """The id that begins so; what is a whole id, or can be none, as it is. Raises CommandFailed."""
+    if len(text) < _LEAST_PREFIX:
+        remedy = "`outbox-bridge tx list` shows whole ids."
+        raise CommandFailed(Exit.USAGE, f"{text!r} is too short: give at least {_LEAST_PREFIX} characters", remedy)
     if _PREFIX.fullmatch(text.lower()) is None:
         return text
     found = call(url, "GET", "/v1/transactions", query={"id_prefix": text.lower(), "limit": _FEW}).members[

@@ -62,6 +62,18 @@ def test_times_may_be_told_as_ages(cli: Cli, bridge: CannedServer) -> None:
     assert " now " in ended.out
 
 
+@pytest.mark.parametrize("option", ["--after", "--before"])
+@pytest.mark.parametrize("said", ["tomorrow", "10 m", "2026-01-31", "2026-01-31T13:00:00"])
+def test_what_is_no_time_is_refused_with_the_forms_there_are(
+    cli: Cli, bridge: CannedServer, option: str, said: str
+) -> None:
+    """Under the option's own name, and without a call."""
+    ended = cli("tx", "list", option, said, "--url", bridge.url)
+    assert (ended.code, bridge.asked) == (2, [])
+    assert option in ended.err
+    assert "10m" in ended.err
+
+
 def test_watch_follows_a_transaction_to_its_end(cli: Cli, bridge: CannedServer) -> None:
     """Each event once."""
     events = [
@@ -111,6 +123,14 @@ def test_beginning_of_an_id_is_enough(cli: Cli, bridge: CannedServer, command: s
     assert cli("tx", command, ID[:9].upper(), "--url", bridge.url).code == 0
     assert bridge.asked[0].query == {"id_prefix": ID[:9], "limit": "5"}
     assert bridge.asked[1].path.startswith(f"/v1/transactions/{ID}")
+
+
+@pytest.mark.parametrize("command", ["get", "timeline", "watch"])
+def test_too_short_a_beginning_says_how_much_is_enough(cli: Cli, bridge: CannedServer, command: str) -> None:
+    """Without a call."""
+    ended = cli("tx", command, ID[:7], "--url", bridge.url)
+    assert (ended.code, bridge.asked) == (2, [])
+    assert "at least 8 characters" in ended.err
 
 
 def test_beginning_of_several_ids_names_them(cli: Cli, bridge: CannedServer) -> None:
