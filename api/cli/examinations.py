@@ -378,7 +378,7 @@ async def _examine_secrets(settings: Settings) -> list[Diagnosis]:
     if first is None:
         verdict = OK if settings.sql_url().startswith("sqlite") else WARNING
         remedy = "Set security.keys to what `outbox-bridge security new-key` prints."
-        return [Diagnosis(verdict, "secrets", "they lie in the database as they are", remedy)]
+        return [Diagnosis(verdict, "secrets", "stored in the database unencrypted", remedy)]
     return [Diagnosis(OK, "secrets", f"encrypted with the key {first}")]
 
 
