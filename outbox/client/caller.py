@@ -70,6 +70,7 @@ class Breaker:
         self._first_failed_s = math.inf
         self._answered_s = -math.inf
         self._reason = ""
+        self._cause: BaseException | None = None
         self._pause_s = FIRST_PAUSE_S
         self._next_s: float | None = None  # when the next call may try
 
@@ -93,26 +94,26 @@ class Breaker:
         """What a call hears that must not be sent."""
         left_s = max(0.0, (self._next_s or 0.0) - self._now())
         why = f"taken to be away: {self._failures} tries in a row failed, the last with: {self._reason}"
-        return NoReply(f"{why}; tried again in {left_s:.1f} s", is_sent=False, is_final=True)
+        return NoReply(f"{why}; tried again in {left_s:.1f} s", is_sent=False, is_final=True, cause=self._cause)
 
     def note_answer(self) -> None:
         """The bridge has answered."""
         with self._lock:
             self._answered_s = self._now()
-            self._failures, self._first_failed_s = 0, math.inf
+            self._failures, self._first_failed_s, self._cause = 0, math.inf, None
             is_back, self._next_s = self._next_s is not None, None
         if is_back:
             _LOG.warning("bridge_back url=%s", self.url)
 
-    def note_failure(self, began_s: float, reason: str) -> None:
-        """An exchange that began then was not answered by the bridge."""
+    def note_failure(self, began_s: float, reason: str, cause: BaseException | None = None) -> None:
+        """An exchange that began then was not answered by the bridge. `cause`: what the network raised."""
         with self._lock:
             now_s = self._now()
             if began_s < self._answered_s:  # others have been answered since
                 return
             self._failures += 1
             self._first_failed_s = min(self._first_failed_s, began_s)
-            self._reason = reason
+            self._reason, self._cause = reason, cause
             is_new = self._next_s is None
             if is_new and (self._failures < FAILURES or now_s - self._first_failed_s < SPAN_S):
                 return
@@ -255,7 +256,7 @@ class Caller:
         if not isinstance(told, NoReply):
             self._breaker.note_answer()
         elif told.is_away:
-            self._breaker.note_failure(began_s, told.why)
+            self._breaker.note_failure(began_s, told.why, told.cause)
 
     def _find_kafka_time(self) -> int:
         """Never after what it is, for it was told before it was heard; 0 if nothing was told yet."""

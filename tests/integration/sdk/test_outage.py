@@ -133,6 +133,7 @@ async def test_after_some_failures_nothing_is_sent(make_twin: MakeTwin, group: s
             with pytest.raises(Unavailable, match=r"taken to be away: \d+ tries in a row failed") as failed:
                 await face.block(face.session(), send)
             assert failed.value.outcome is Outcome.NOT_APPLIED
+            assert failed.value.__cause__ is not None
         assert door.calls == before
 
 

@@ -107,6 +107,16 @@ def test_refusal_says_why_and_was_not_sent(breaker: Breaker, clock: Clock) -> No
     )
 
 
+def test_refusal_keeps_what_the_network_said_last(breaker: Breaker, clock: Clock) -> None:
+    """For whoever looks for a cause; nothing of it is kept once the bridge has answered."""
+    fail(breaker, clock)
+    cause = ConnectionRefusedError("nobody listens")
+    breaker.note_failure(clock.now_s, "connection refused", cause)
+    assert breaker.refuse().cause is cause
+    breaker.note_answer()
+    assert breaker.refuse().cause is None
+
+
 def test_one_for_each_address() -> None:
     """Whoever in this process finds out, finds out for all."""
     assert breaker_of(URL) is breaker_of(URL)
