@@ -130,7 +130,7 @@ TRANSACTION_COLUMNS: list[Column] = [
     ("PUBLISHED", show_receipts),
 ]
 PARKED_COLUMNS = [column for column in TRANSACTION_COLUMNS if column[0] not in {"STATE", "NEXT CHECK", "PUBLISHED"}]
-PARKED_COLUMNS.append(("PARKED", lambda row: row["resolved_at"]))
+PARKED_COLUMNS.append(("PARKED", lambda row: row.get("parked_at")))
 
 
 @tx.command("list", epilog="Examples: outbox-bridge tx list --stuck; outbox-bridge tx list --state parked --after 2h")

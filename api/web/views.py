@@ -106,6 +106,7 @@ class TransactionAnswer(Struct):
         | UnsetType
     ) = UNSET
     abandoned: bool | UnsetType = UNSET
+    parked_at: Annotated[Time, Meta(description="Since when it is parked.")] | UnsetType = UNSET
     explanation: (
         Annotated[str, Meta(description="Why it is as it is, and what comes next; for people.")] | UnsetType
     ) = UNSET
@@ -241,6 +242,8 @@ def render_transaction(view: TransactionView, bodies: Raw | None = None) -> Tran
     )
     if view.abandoned:
         shown.abandoned = True
+    if view.parked_ms is not None:
+        shown.parked_at = show_time(view.parked_ms)
     if view.messages or bodies is not None:  # else it was made of an op message, which has no more members
         shown.born_time = show_time(view.born_ms)
         shown.first_check_at = render_optional_time(view.first_check_ms)

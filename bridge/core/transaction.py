@@ -279,6 +279,7 @@ class TransactionView(Struct, frozen=True, gc=False):
     """One transaction. Times are milliseconds; `by`: producer, check, operator or timer.
 
     `given_up_ms`: when an operator gave up the log that held it. What is shown is what was known before.
+    `parked_ms`: since when it is parked, where the projection was asked.
     """
 
     transaction_id: str
@@ -306,6 +307,7 @@ class TransactionView(Struct, frozen=True, gc=False):
     messages: Sequence[MessageSummary] = ()
     given_up_ms: int | None = None
     abandoned: bool = False
+    parked_ms: int | None = None
 
     @property
     def is_unproven(self) -> bool:

@@ -15,7 +15,7 @@ from bridge.core.message import Receipt
 from bridge.core.transaction import MessageSummary, TransactionState, TransactionView
 from bridge.sql.bulk import make_upsert
 from bridge.sql.engine import MalformedCursor
-from bridge.sql.tables import projection_positions, transactions
+from bridge.sql.tables import projection_positions, timeline_events, transactions
 
 _INT64 = 2**63
 
@@ -163,10 +163,17 @@ VIEW_COLUMNS = tuple(
     column for column in transactions.c if column.name not in {"live", "has_half", "at_offset", "published_ms"}
 )
 
+_LAST_PARKED_MS = (
+    sa.select(sa.func.max(timeline_events.c.at_ms))
+    .where(timeline_events.c.id == transactions.c.id, timeline_events.c.type == "parked")
+    .scalar_subquery()
+)
+_PARKED_MS = sa.case((transactions.c.state == TransactionState.PARKED.value, _LAST_PARKED_MS)).label("parked_ms")
+
 
 def select_views() -> sa.Select[Any]:
     """Selects what `make_view` needs."""
-    return sa.select(*VIEW_COLUMNS)
+    return sa.select(*VIEW_COLUMNS, _PARKED_MS)
 
 
 def make_view(row: sa.Row[Any]) -> TransactionView:

@@ -7,6 +7,7 @@ import time
 
 from tests.support.canned_http import CannedServer
 from tests.unit.cli.conftest import Cli
+from tests.unit.cli.test_transactions import TRANSACTION
 
 DEADLINE_S = 60.0
 REDRIVE = "/v1/parked/redrive"
@@ -23,6 +24,17 @@ def test_list_asks_for_parked_ones(cli: Cli, bridge: CannedServer) -> None:
     bridge.answer("GET", "/v1/parked", 200, {"transactions": [], "next": None})
     assert cli("parked", "list", "--topic", "t", "-o", "json", "--url", bridge.url).out == "[]\n"
     assert bridge.asked[0].query == {"topic": "t", "limit": "50"}
+
+
+def test_list_shows_why_and_since_when(cli: Cli, bridge: CannedServer) -> None:
+    """A parked one has not been resolved, so it has no time of that."""
+    row = TRANSACTION | {"state": "PARKED", "resolved_at": None, "reason": "NO_ENDPOINT", "receipts": []}
+    row["parked_at"] = "2026-01-31T13:07:00.000Z"
+    bridge.answer("GET", "/v1/parked", 200, {"transactions": [row], "next": None})
+    header, shown = cli("parked", "list", "--url", bridge.url).out.splitlines()
+    assert header.split()[-1] == "PARKED"
+    assert "NO_ENDPOINT" in shown
+    assert shown.split()[-1] == "2026-01-31T13:07:00.000Z"
 
 
 def test_redrive_runs_to_its_end(cli: Cli, bridge: CannedServer) -> None:
