@@ -8,8 +8,19 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from api.cli.connect import DEFAULT_URL, HttpReply, UrlOption, YesOption, call, find_all, noticed_ctrl_c
+from api.cli.connect import (
+    DEFAULT_URL,
+    HttpReply,
+    ReasonOption,
+    UrlOption,
+    YesOption,
+    call,
+    find_all,
+    noticed_ctrl_c,
+    quoted,
+)
 from api.cli.output import (
+    Column,
     CommandFailed,
     Exit,
     Output,
@@ -17,6 +28,7 @@ from api.cli.output import (
     message_console,
     say,
     show_document,
+    show_documents,
     show_members,
     show_rows,
 )
@@ -113,7 +125,17 @@ def _is_later(failed: str | None, answered: str | None) -> bool:
 
 # --- `parked`: transactions that nobody could decide, and acts on many of them ---
 
-parked = typer.Typer(no_args_is_help=True, help="Parked transactions: list them, redrive many.")
+parked = typer.Typer(no_args_is_help=True, help="Parked transactions: list them, redrive many, stop that.")
+# what `redrive` has begun, here or elsewhere
+_JOB_COLUMNS: list[Column] = [
+    ("JOB", lambda job: job["job_id"]),
+    ("STATE", lambda job: job["state"]),
+    ("ACTION", lambda job: job["action"]),
+    ("DONE", lambda job: sum(job["counts"].values())),
+    ("BEGUN", lambda job: job["created_at"]),
+    ("BY", lambda job: job["actor"]),
+    ("REASON", lambda job: job["reason"]),
+]
 
 _LOOK_INTERVAL_S = 0.3
 _STOP_REASON = "stopped from the command line"
@@ -177,6 +199,33 @@ def redrive(  # noqa: PLR0913, PLR0917 - a filter is an option
     _show_job(done, output)
     if done.members["state"] != "done":
         raise CommandFailed(Exit.FAILED, f"the job is {done.members['state']}", "Run it again for those that are left.")
+
+
+@parked.command(epilog="Example: outbox-bridge parked jobs")
+def jobs(
+    limit: Annotated[int, typer.Option("--limit", min=1, max=500, help="At most so many.")] = 20,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Jobs that redrives have begun, whoever began them and from where, newest first."""
+    found = call(url, "GET", "/v1/parked/redrive", query={"limit": limit}).items("jobs")
+    if output is not Output.TABLE:
+        show_documents(found, output)
+    elif found:
+        show_rows([HttpReply(200, bytes(job)).members for job in found], _JOB_COLUMNS)
+    else:
+        say("none found")
+
+
+@parked.command(epilog='Example: outbox-bridge parked stop 0af3c1 --reason "the shop is overloaded"')
+def stop(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Its id, as `parked jobs` shows it.")],
+    reason: ReasonOption,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Stop a job after its present step, whoever began it; stopping it again changes nothing. Audited."""
+    _show_job(call(url, "POST", f"/v1/parked/redrive/{quoted(job)}/stop", body={"reason": reason}), output)
 
 
 def _make_filter(

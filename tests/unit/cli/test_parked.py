@@ -109,3 +109,26 @@ def test_ctrl_c_stops_the_job(bridge: CannedServer) -> None:
     assert "the job is stopped" in err
     assert "resumed" in out
     assert [asked.path for asked in bridge.asked if asked.method == "POST"][-1] == f"{REDRIVE}/j1/stop"
+
+
+def test_jobs_of_others_are_found_and_stopped(cli: Cli, bridge: CannedServer) -> None:
+    """One that was begun from a page goes on without its browser: it must not need that to be stopped."""
+    known = {**job("running", resumed=7), "action": "resume", "created_at": "-", "actor": "ann", "reason": "back"}
+    bridge.answer("GET", REDRIVE, 200, {"jobs": [known]})
+    bridge.answer("POST", f"{REDRIVE}/j1/stop", 200, job("stopped", resumed=8))
+    heading, row = cli("parked", "jobs", "--limit", "3", "--url", bridge.url).out.splitlines()
+    assert heading.split() == ["JOB", "STATE", "ACTION", "DONE", "BEGUN", "BY", "REASON"]
+    assert row.split() == ["j1", "running", "resume", "7", "-", "ann", "back"]
+    stopped = cli("parked", "stop", "j1", "--reason", "too fast", "--url", bridge.url)
+    assert (stopped.code, "stopped" in stopped.out) == (0, True)
+    assert bridge.asked[0].query == {"limit": "3"}
+    assert bridge.asked[-1].document == {"reason": "too fast"}
+    assert cli("parked", "stop", "j1", "--url", bridge.url).code == 2
+
+
+def test_without_a_job_none_is_found(cli: Cli, bridge: CannedServer) -> None:
+    """As other lists say it."""
+    bridge.answer("GET", REDRIVE, 200, {"jobs": []})
+    bridge.answer("GET", REDRIVE, 200, {"jobs": []})
+    assert cli("parked", "jobs", "--url", bridge.url).err == "none found\n"
+    assert cli("parked", "jobs", "-o", "json", "--url", bridge.url).out == "[]\n"
