@@ -54,7 +54,8 @@ Face = Callable[[TransactionService], TransactionService]
 
 class MemoryBridge:
     """One bridge, alive from `start` to `stop`. `face`: what stands between the HTTP application and the service.
-    `access`: who may call; anybody, if it is not given. `choose`: makes other settings of the usual ones."""
+    `access`: who may call; anybody, if it is not given. `choose`, `adapt`: make other settings, and other
+    services of the HTTP application, of the usual ones."""
 
     def __init__(
         self,
@@ -62,8 +63,8 @@ class MemoryBridge:
         topics: InternalTopics,
         face: Face = lambda calls: calls,
         access: AccessConfig = OPEN,
-        reports: Path | None = None,
         choose: Callable[[NodeConfig], NodeConfig] = lambda usual: usual,
+        adapt: Callable[[Services], Services] = lambda usual: usual,
     ) -> None:
         self._backing = backing
         self._topics = topics
@@ -76,26 +77,23 @@ class MemoryBridge:
             look_ms=_RARELY_MS,
         )
         self._node = node = Node(backing, choose(config))
-        self.app = create_app(
-            Services(
-                node.access,
-                face(node.transactions),
-                node.search,
-                node.parked,
-                node.groups,
-                node.claims,
-                node.nonces,
-                node.trials,
-                now_ms=backing.clock.now_ms,
-                sessions=node.sessions,
-                signing=node.signing,
-                consumers=node.consumers,
-                reports=reports,
-                calls_of=node.calls_of,
-                webhooks=node.webhooks,
-            ),
-            site=make_site(),
+        services = Services(
+            node.access,
+            face(node.transactions),
+            node.search,
+            node.parked,
+            node.groups,
+            node.claims,
+            node.nonces,
+            node.trials,
+            now_ms=backing.clock.now_ms,
+            sessions=node.sessions,
+            signing=node.signing,
+            consumers=node.consumers,
+            calls_of=node.calls_of,
+            webhooks=node.webhooks,
         )
+        self.app = create_app(adapt(services), site=make_site())
 
     async def start(self) -> None:
         """From `migrate` on; returns when calls are taken."""

@@ -3,11 +3,13 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from tests.support.bridge_process import Bridge
 from tests.support.browser import find_chromium
 from tests.support.console_scene import GONE, HOSTILE, Scene, console_scene
 from tests.support.source_tree import ROOT
@@ -286,3 +288,14 @@ def test_first_page_is_live_while_it_is_seen(browser: Browser, scene: Scene) -> 
         page.get_by_role("link", name="newcomer").wait_for(timeout=20_000)
         assert "a second" in page.locator("#rates-now").inner_text()
         scene.end(transaction_id, "rollback")
+
+
+@pytest.mark.parametrize(("console", "read", "acted"), [("on", 200, 404), ("read-only", 200, 403), ("off", 404, 404)])
+def test_pages_are_as_the_setting_has_them(kafka: str, tmp_path: Path, console: str, read: int, acted: int) -> None:
+    """Of a real process: whole, without acts, or not at all."""
+    bridge = Bridge.create(kafka, tmp_path, OUTBOX_BRIDGE_HTTP__CONSOLE=console)
+    with bridge.serve() as process:
+        own = {"origin": str(process.http.base_url).rstrip("/")}
+        act = f"/console/transactions/00{'7' * 25}0/commit"
+        answers = [process.get("/console/"), process.http.post(act, data={"reason": "by phone"}, headers=own)]
+    assert [one.status_code for one in answers] == [read, acted]

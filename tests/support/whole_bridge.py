@@ -63,6 +63,7 @@ class WholeBridge:
         clock: VirtualClock | None = None,
         access: AccessConfig = OPEN,
         reports: Path | None = None,
+        is_read_only: bool = False,
         masks: Masks | None = None,
         webhooks: Sequence[WebhookTarget] = (),
     ) -> None:
@@ -78,8 +79,8 @@ class WholeBridge:
             backing,
             self.memory.topics,
             access=access,
-            reports=reports,
             choose=lambda usual: replace(usual, masks=masks or Masks(), webhooks=webhooks),
+            adapt=lambda usual: replace(usual, reports=reports, is_read_only=is_read_only),
         )
         self._runner = asyncio.Runner()
 

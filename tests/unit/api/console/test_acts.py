@@ -1,7 +1,11 @@
 """Acts by hand from the page of a transaction."""
 
+import re
+from pathlib import Path
+
 import pytest
 
+from api.console.site import make_site
 from tests.support.whole_bridge import Reply, WholeBridge
 
 
@@ -68,3 +72,33 @@ def test_unknown_acts_and_transactions_are_problems(bridge: WholeBridge) -> None
     assert act(bridge, "00" + "7" * 25 + "0", "commit").status == 404
     assert act(bridge, "nonsense", "commit").status == 422
     assert bridge.submit(f"/console/transactions/{transaction_id}/commit", {}).status == 422
+
+
+# what changes nothing of the bridge: who reads, and in which language
+_OF_READERS = {"/console/sign-in", "/console/sign-out", "/console/language"}
+
+
+def test_read_only_pages_offer_no_act_and_take_none(tmp_path: Path) -> None:
+    """Every form that there is, also those that come later; the HTTP interface acts as ever."""
+    with WholeBridge(tmp_path, {"orders": 1}, is_read_only=True) as bridge:
+        bridge.call("PUT", "/v1/producer-groups/shop", {"check": {"max_lifetime_seconds": 30}})
+        parked = prepare(bridge)
+        bridge.pass_ms(120_000)
+        pending = prepare(bridge)
+        for path in (f"transactions/{pending}", f"transactions/{parked}", "parked", "groups/shop"):
+            reply = bridge.call("GET", f"/console/{path}")
+            forms = re.findall(r'<form method="post"[^>]* action="([^"]*)"', reply.body.decode())
+            assert (reply.status, [one for one in forms if not one.endswith("language")]) == (200, []), path
+            assert "Act by hand" not in reply.body.decode()
+            assert "All that match" not in reply.body.decode()
+        ids = {"transaction_id": pending, "group": "shop", "job_id": "j1"}
+        acts = [one.path for one in make_site().routes if one.method == "POST" and one.path not in _OF_READERS]
+        assert len(acts) >= 11
+        for path in acts:
+            reply = bridge.submit(path.format_map(ids), {"reason": "by phone", "what": "checks", "action": "resume"})
+            assert (reply.status, b"read-only" in reply.body) == (403, True), path
+        assert bridge.call("GET", "/console/redrive?action=resume").status == 403
+        assert (state_of(bridge, pending), state_of(bridge, parked)) == ("PREPARED", "PARKED")
+        assert [e["action"] for e in bridge.call("GET", "/v1/audit").document["entries"]] == ["producer-group.put"]
+        body = {"resolution": "ROLLBACK", "reason": "by phone"}
+        assert bridge.call("POST", f"/v1/transactions/{pending}/force", body).status == 200
