@@ -3,13 +3,15 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from tests.support.bridge_process import Bridge
+from tests.support.bridge_process import Bridge, wait_until
 from tests.support.browser import find_chromium
 from tests.support.console_scene import GONE, HOSTILE, Scene, console_scene
 from tests.support.source_tree import ROOT
@@ -279,6 +281,35 @@ def test_list_is_where_it_was_after_going_back(browser: Browser, scene: Scene) -
         assert page.locator("a.id").all_inner_texts() == second
 
 
+DRAWN = """
+    window.drawn = [];
+    const fillText = CanvasRenderingContext2D.prototype.fillText;
+    CanvasRenderingContext2D.prototype.fillText = function (text, ...place) {
+        if (String(text).includes(":")) window.drawn.push(text);
+        return fillText.call(this, text, ...place);
+    };
+"""
+HIDE = """isHidden => {
+    Object.defineProperty(document, "hidden", {configurable: true, get: () => isHidden});
+    document.dispatchEvent(new Event("visibilitychange"));
+}"""
+
+
+def test_first_page_rests_while_its_tab_is_hidden(browser: Browser, scene: Scene) -> None:
+    """Its stream is closed, and the bridge has nobody to count for; it goes on once it is seen."""
+
+    def count_streams() -> float:
+        metrics = httpx2.get(f"{scene.bridge.url}/metrics").text
+        (line,) = [line for line in metrics.splitlines() if line.startswith("outbox_bridge_http_streams ")]
+        return float(line.split()[1])
+
+    with tab(browser, scene) as page:
+        page.goto("")
+        for is_hidden, wanted in ((False, 1), (True, 0), (False, 1)):
+            page.evaluate(HIDE, is_hidden)
+            wait_until(lambda wanted=wanted: count_streams() == wanted, name=f"{wanted} streams")
+
+
 def test_first_page_is_live_while_it_is_seen(browser: Browser, scene: Scene) -> None:
     """What has come since is shown, and drawn, by itself."""
     with tab(browser, scene) as page:
@@ -290,12 +321,31 @@ def test_first_page_is_live_while_it_is_seen(browser: Browser, scene: Scene) -> 
         scene.end(transaction_id, "rollback")
 
 
-@pytest.mark.parametrize(("console", "read", "acted"), [("on", 200, 404), ("read-only", 200, 403), ("off", 404, 404)])
-def test_pages_are_as_the_setting_has_them(kafka: str, tmp_path: Path, console: str, read: int, acted: int) -> None:
+def test_chart_has_the_times_of_the_page(browser: Browser, scene: Scene) -> None:
+    """UTC, or the reader's own, as everything else on it."""
+    with tab(browser, scene, timezone_id="Asia/Kolkata") as page:
+        page.add_init_script(DRAWN)
+        page.goto("")
+        for button, is_local in ((None, False), ("Show local times", True), ("Show UTC", False)):
+            if button is not None:
+                page.get_by_role("button", name=button).click()
+            page.evaluate("window.drawn = []")
+            wait_until(lambda: page.evaluate("window.drawn.length"), name="times of the chart")
+            now = datetime.now(UTC) + timedelta(hours=5.5 if is_local else 0)
+            shown = {datetime.strptime(text, "%H:%M:%S").replace(tzinfo=UTC) for text in page.evaluate("window.drawn")}
+            far = [abs((now - one).seconds) for one in shown]
+            assert all(min(seconds, 86_400 - seconds) < 600 for seconds in far), page.evaluate("window.drawn")
+
+
+def test_pages_are_as_the_setting_has_them(kafka: str, tmp_path: Path) -> None:
     """Of a real process: whole, without acts, or not at all."""
-    bridge = Bridge.create(kafka, tmp_path, OUTBOX_BRIDGE_HTTP__CONSOLE=console)
-    with bridge.serve() as process:
-        own = {"origin": str(process.http.base_url).rstrip("/")}
-        act = f"/console/transactions/00{'7' * 25}0/commit"
-        answers = [process.get("/console/"), process.http.post(act, data={"reason": "by phone"}, headers=own)]
-    assert [one.status_code for one in answers] == [read, acted]
+    bridge = Bridge.create(kafka, tmp_path)
+    act = f"/console/transactions/00{'7' * 25}0/commit"
+    answers = {}
+    with bridge.serve("settler,projector"):
+        for console in ("on", "read-only", "off"):
+            with bridge.serve("api", OUTBOX_BRIDGE_HTTP__CONSOLE=console) as api:
+                own = {"origin": str(api.http.base_url).rstrip("/")}
+                acted = api.http.post(act, data={"reason": "by phone"}, headers=own)
+                answers[console] = (api.get("/console/").status_code, acted.status_code)
+    assert answers == {"on": (200, 404), "read-only": (200, 403), "off": (404, 404)}

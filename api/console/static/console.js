@@ -16,6 +16,7 @@
     const show = () => {
       button.textContent = isLocal ? button.dataset.utc : button.dataset.local;
       tellTimes(document);
+      document.dispatchEvent(new Event("clock"));
     };
     button.hidden = false;
     button.addEventListener("click", () => {

@@ -4,6 +4,7 @@
   const NAMES = ["prepared", "committed", "rolled_back", "parked"];
   const LABELS = ["prepared", "committed", "rolled back", "parked"];
   const KEPT = 150;
+  const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300]; // seconds between the times that are written
   const parts = document.getElementById("live");
   const now = document.getElementById("rates-now");
   const figure = document.getElementById("chart");
@@ -13,14 +14,20 @@
   let plot = null;
   let source = null;
 
+  const tell = (moment) => {
+    // in UTC or in the reader's own time, as the button of the page says
+    const date = new Date(moment * 1000);
+    return localStorage.getItem("outbox-bridge-clock") === "local" ? date.toTimeString().slice(0, 8) : date.toISOString().slice(11, 19);
+  };
   const draw = () => {
     if (!data[0].length) return;
     if (plot) return plot.setData(data);
     const axis = { stroke: colour("--ink"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line") } };
+    const times = { ...axis, space: 80, incrs: STEPS, values: (_, moments) => moments.map(tell) };
     const inks = [colour("--link"), colour("--good"), colour("--soft"), colour("--bad")];
     const series = LABELS.map((label, n) => ({ label, stroke: inks[n], width: 2, dash: [[], [6, 3], [2, 3], [10, 4]][n] }));
     const size = { width: figure.clientWidth, height: 220 };
-    plot = new uPlot({ ...size, legend: { live: false }, cursor: { show: false }, series: [{}, ...series], axes: [axis, { ...axis, size: 60 }], scales: { y: { range: (_, low, high) => [0, Math.max(1, high)] } } }, data, figure);
+    plot = new uPlot({ ...size, legend: { live: false }, cursor: { show: false }, series: [{}, ...series], axes: [times, { ...axis, size: 60 }], scales: { y: { range: (_, low, high) => [0, Math.max(1, high)] } } }, data, figure);
   };
   const note = (totals) => {
     if (before && totals.at_ms > before.at_ms) {
@@ -50,6 +57,7 @@
     source.addEventListener("page", (event) => show(event.data));
   };
   document.addEventListener("visibilitychange", follow);
+  document.addEventListener("clock", () => plot?.redraw(false, true));
   addEventListener("pagehide", () => source?.close());
   addEventListener("resize", () => plot?.setSize({ width: figure.clientWidth, height: 220 }));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
