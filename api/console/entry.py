@@ -148,6 +148,9 @@ def is_unproven(problem: Problem) -> bool:
 # --- acts by hand on one transaction: a call of the HTTP interface too, with the same rights and audit ---
 
 
+NO_REASON = "Nothing was done: say why, others will want to know."
+
+
 def refuse_read_only(request: ApiRequest) -> None:
     """Raises Rejected where pages let nobody do anything."""
     if request.services.is_read_only:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 
-from api.console.entry import read_form, refuse_read_only
+from api.console.entry import NO_REASON, read_form, refuse_read_only
 from api.console.render import PREFIX, redirect, render
 from api.web.groups import render_settings
 from api.web.parse import check_group, check_property
@@ -65,7 +65,7 @@ async def _turn(request: ApiRequest, group: str, *, is_paused: bool) -> HttpAnsw
     try:
         who = who_is(request, check_reason(form.get("reason", "")))
     except Rejected:
-        return await _render_group(request, group, refused="Nothing was done: say why, others will want to know.")
+        return await _render_group(request, group, refused=NO_REASON)
     found = await request.services.groups.switch(group, GroupSwitch(form["what"]), who, is_paused=is_paused)
     if isinstance(found, Refused):
         raise refuse(found)

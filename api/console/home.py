@@ -27,13 +27,26 @@ _REASONS = 8  # groups whose blocked commits are looked at
 
 
 class Concern(NamedTuple):
-    """Something that needs a person. `path`, `query`: where to go on."""
+    """Something that needs a person. `what`: one of the texts below; `name`, `number`: of what, and how many.
+
+    `detail`: one of the texts too, or what the bridge says elsewhere. `path`, `query`: where to go on.
+    """
 
     level: str
     what: str
+    name: str
     detail: str
     path: tuple[str, ...]
     query: dict[str, str]
+    number: int = 1
+
+
+_FAULT = "The bridge: {name}"
+_SILENT = "Nobody answers the checks of {name}"
+_ONE_BLOCKED, _BLOCKED = "{count} commit of {name} cannot be published", "{count} commits of {name} cannot be published"
+_ONE_PARKED, _PARKED = "{count} parked transaction of {name}", "{count} parked transactions of {name}"
+_UNDECIDED = "they wait for a decision"
+TEXTS = (_FAULT, _SILENT, _ONE_BLOCKED, _BLOCKED, _ONE_PARKED, _PARKED, _UNDECIDED)
 
 
 @routes.add("GET", PREFIX, verb=None)
@@ -70,6 +83,7 @@ async def look(request: ApiRequest) -> dict[str, object]:
         "total": stats.projection.total,
         "groups": groups,
         "concerns": concerns,
+        "texts": TEXTS,
         "age_of": lambda group: _age(group, stats),
     }
 
@@ -81,7 +95,7 @@ def _age(group: GroupStats, stats: BridgeStats) -> int:
 async def _find_faults(request: ApiRequest) -> list[Concern]:
     checks = await run_checks(request.services.readiness)
     return [
-        Concern("warn" if check.degraded else "bad", f"The bridge: {check.name}", check.detail, ("settings",), {})
+        Concern("warn" if check.degraded else "bad", _FAULT, check.name, check.detail, ("settings",), {})
         for check in checks
         if not check.ok
     ]
@@ -96,7 +110,7 @@ def _find_silence(health: GroupHealth, now_ms: int) -> list[Concern]:
     last = max(silent, key=lambda one: one.last_unanswered_ms or 0)
     url = f" ({last.endpoint.url.partition('?')[0]})" if last.endpoint.url else ""
     detail = f"{last.last_failure or 'no answer'}{url}"
-    return [Concern("bad", f"Nobody answers the checks of {name}", detail, ("groups", name), {})]
+    return [Concern("bad", _SILENT, name, detail, ("groups", name), {})]
 
 
 def _is_silent(one: EndpointHealth, now_ms: int) -> bool:
@@ -110,9 +124,9 @@ async def _find_blocked(request: ApiRequest, stats: BridgeStats) -> list[Concern
     concerns = []
     for number, (name, count) in enumerate(sorted(blocked, key=lambda item: -item[1])):
         detail = await _find_reason(request, name) if number < _REASONS else ""
-        what = f"{count} commit{'s' if count != 1 else ''} of {name} cannot be published"
         query = {"blocked": "true", "producer_group": name}
-        concerns.append(Concern("bad", what, detail, ("search",), query))
+        what = _ONE_BLOCKED if count == 1 else _BLOCKED
+        concerns.append(Concern("bad", what, name, detail, ("search",), query, count))
     return concerns
 
 
@@ -127,8 +141,8 @@ async def _find_reason(request: ApiRequest, group: str) -> str:
 
 
 def _tell_parked(name: str, group: GroupStats) -> Concern:
-    what = f"{group.parked} parked transaction{'s' if group.parked != 1 else ''} of {name}"
-    return Concern("warn", what, "they wait for a decision", ("parked",), {"producer_group": name})
+    what = _ONE_PARKED if group.parked == 1 else _PARKED
+    return Concern("warn", what, name, _UNDECIDED, ("parked",), {"producer_group": name}, group.parked)
 
 
 # --- the first page while it is looked at: what it shows, again and again, as server-sent events ---

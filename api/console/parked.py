@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import partial
 from urllib.parse import urlencode
 
-from api.console.entry import read_form, refuse_read_only
+from api.console.entry import NO_REASON, read_form, refuse_read_only
 from api.console.render import PREFIX, redirect, render
 from api.console.transactions import without_blanks
 from api.web.parked import checked_job_id, found_job
@@ -22,6 +22,9 @@ routes = Routes()
 _ROWS = 50
 _JOBS = 10
 _RATE_PER_S = 50
+_MISTYPED = "Nothing was done: what was typed is not what was asked for."
+_TOO_FAST = "Nothing was done: at least 1 and at most {most} a second."
+TEXTS = (NO_REASON, _MISTYPED, _TOO_FAST)
 _OF_FILTER = PARKED_PARAMETERS - {"limit", "cursor"}
 
 
@@ -103,11 +106,11 @@ async def begin_redrive(request: ApiRequest) -> HttpAnswer:
     )
     wrong = ""
     if not form.get("phrase") or form.get("typed", "").strip() != form["phrase"]:
-        wrong = "Nothing was done: what was typed is not what was asked for."
+        wrong = _MISTYPED
     elif not form.get("reason", "").strip():
-        wrong = "Nothing was done: say why, others will want to know."
+        wrong = NO_REASON
     elif not (rate.isascii() and rate.isdigit() and len(rate) < 9 and 1 <= int(rate) <= MAX_RATE_PER_S):
-        wrong = f"Nothing was done: at least 1 and at most {MAX_RATE_PER_S} a second."
+        wrong = _TOO_FAST
     if wrong:
         return await _ask(request, action, wanted, given, wrong)
     who = who_is(request, check_reason(form["reason"]))

@@ -2,12 +2,13 @@
 "use strict";
 (() => {
   const NAMES = ["prepared", "committed", "rolled_back", "parked"];
-  const LABELS = ["prepared", "committed", "rolled back", "parked"];
   const KEPT = 150;
   const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300]; // seconds between the times that are written
   const parts = document.getElementById("live");
   const now = document.getElementById("rates-now");
   const figure = document.getElementById("chart");
+  const { prepared, committed, rolledBack, parked } = figure.dataset;
+  const LABELS = [prepared, committed, rolledBack, parked];
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const data = [[], [], [], [], []];
   let before = null;
@@ -35,7 +36,7 @@
       const rates = NAMES.map((name) => Math.max(0, (totals[name] - before[name]) / seconds));
       [totals.at_ms / 1000, ...rates].forEach((value, n) => data[n].push(value));
       if (data[0].length > KEPT) data.forEach((column) => column.shift());
-      now.textContent = LABELS.map((label, n) => `${rates[n].toFixed(1)} ${label}`).join(", ") + " a second";
+      now.textContent = LABELS.map((label, n) => `${rates[n].toFixed(1)} ${label}`).join(", ") + ` ${now.dataset.unit}`;
       draw();
     }
     before = totals;
@@ -65,6 +66,6 @@
     plot = null;
     draw();
   });
-  now.textContent = "Waiting for numbers.";
+  now.textContent = now.dataset.waiting;
   follow();
 })();

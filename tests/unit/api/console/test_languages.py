@@ -1,12 +1,13 @@
 """English and Simplified Chinese: every text of the templates is in the catalogue, and the reader chooses."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from jinja2 import Environment, nodes
 
-from api.console import render
+from api.console import home, parked, render
 from api.console.render import LANGUAGES, MENU
 from api.console.transactions import _TABS
 from tests.support.whole_bridge import WholeBridge
@@ -16,7 +17,7 @@ CHINESE = json.loads((FOLDER / "zh.json").read_text(encoding="utf-8"))
 
 
 def texts_of_templates() -> set[str]:
-    found = {section.name for section in MENU} | {label for label, *_ in _TABS}
+    found = {section.name for section in MENU} | {label for label, *_ in _TABS} | {*home.TEXTS, *parked.TEXTS}
     for path in (FOLDER / "templates").glob("*.html"):
         for call in Environment(autoescape=True).parse(path.read_text(encoding="utf-8")).find_all(nodes.Call):
             if isinstance(call.node, nodes.Name) and call.node.name == "_" and isinstance(call.args[0], nodes.Const):
@@ -99,3 +100,29 @@ def test_words_for_what_happened_and_what_is_next_are_translated_too(bridge: Who
     words = {"en": ("prepared", "check"), "zh": ("已准备", "检查")}
     for chosen, found in words.items():
         assert all((f"<strong>{word}</strong>" in page) is (chosen == language) for word in found), chosen
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_what_needs_a_person_is_said_in_the_readers_language(bridge: WholeBridge, language: str) -> None:
+    """And why a form has done nothing: names and reasons in it stay as they are."""
+    bridge.call("PUT", "/v1/producer-groups/mail", {"check": {"max_lifetime_seconds": 30}})
+    bridge.call("POST", "/v1/transactions", {"producer_group": "mail", "messages": [{"topic": "orders"}]})
+    bridge.call("POST", "/v1/transactions", {"producer_group": "shop", "messages": [{"topic": "orders"}]})
+    bridge.pass_ms(120_000)
+    headers = {"cookie": f"outbox-bridge-language={language}"}
+    page = bridge.call("GET", "/console/", headers=headers).body.decode()
+    job = {"action": "resume", "phrase": "resume 1", "typed": "resume 1", "reason": "back", "rate": "0"}
+    forms = [
+        bridge.submit(path, fields, headers).body.decode()
+        for path, fields in (
+            ("/console/redrive", job),
+            ("/console/redrive", {**job, "typed": "x"}),
+            ("/console/groups/mail/pause", {"what": "checks"}),
+        )
+    ]
+    assert ("1 parked transaction of mail" in page, "they wait for a decision" in page) == (language == "en",) * 2
+    assert ("mail 有 1 个搁置的事务" in page) is (language == "zh")
+    assert ("Nobody answers the checks of shop" in page) is (language == "en")
+    for form, told in zip(forms, ("1000", "", ""), strict=True):
+        (alert,) = re.findall(r'role="alert">([^<]*)<', form)
+        assert (alert.startswith("Nothing was done"), told in alert) == (language == "en", True)
