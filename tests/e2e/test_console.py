@@ -25,6 +25,42 @@ FLAWS = """async (rules) => {
 WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 EMPTY = """[...document.querySelectorAll("th, td, dt, dd, h1, h2, h3, p, li, caption")]
     .filter(one => !one.textContent.trim() && !one.querySelector("svg, input, progress")).map(one => one.outerHTML)"""
+# texts upon one another, that nothing is seen of, or that a box hides which does not scroll; what is folded up aside
+LAID = """() => {
+    const flaws = [], lines = [];
+    const parents = function* (one) { for (one = one.parentElement; one; one = one.parentElement) yield one; };
+    const isFolded = one => one.parentElement?.matches("details:not([open])") && one.tagName !== "SUMMARY";
+    const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    for (let text = texts.nextNode(); text; text = texts.nextNode()) {
+        const about = [...parents(text)], said = text.data.trim().slice(0, 40);
+        if (!said || about.some(isFolded) || about[0].closest(".hidden, .skip, thead, script, noscript")) continue;
+        const range = document.createRange();
+        range.selectNodeContents(text);
+        const clips = about.filter(one => getComputedStyle(one).overflowY === "auto");
+        const seen = [...range.getClientRects()].map(({left, right, top, bottom}) => {
+            for (const clip of clips.map(one => one.getBoundingClientRect()))
+                [left, right, top, bottom] = [Math.max(left, clip.left), Math.min(right, clip.right),
+                    Math.max(top, clip.top), Math.min(bottom, clip.bottom)];
+            return {left, right, top, bottom, said};
+        }).filter(box => box.right - box.left > 1 && box.bottom - box.top > 1);
+        if (!seen.length) flaws.push(`nothing is seen of "${said}"`);
+        lines.push(...seen);
+    }
+    lines.sort((a, b) => a.top - b.top);
+    lines.forEach((line, n) => {
+        for (let m = n + 1; m < lines.length && lines[m].top < line.bottom - 3; m++) {
+            const other = lines[m];
+            const wide = Math.min(line.right, other.right) - Math.max(line.left, other.left);
+            const high = Math.min(line.bottom, other.bottom) - Math.max(line.top, other.top);
+            if (wide > 2 && high > 3) flaws.push(`"${line.said}" lies upon "${other.said}"`);
+        }
+    });
+    for (const one of document.querySelectorAll("body *:not(.hidden, .hidden *, thead, thead *, svg, .uplot, .uplot *)"))
+        if (/hidden|clip/.test(getComputedStyle(one).overflowX)
+            && (one.scrollWidth > one.clientWidth + 1 || one.scrollHeight > one.clientHeight + 1))
+            flaws.push(`cut off: ${one.outerHTML.slice(0, 80)}`);
+    return [...new Set(flaws)].slice(0, 20);
+}"""
 VIEWS = [(360, "light", False), (360, "dark", True), (1440, "light", True), (1440, "dark", False)]
 
 
@@ -93,7 +129,7 @@ def places(scene: Scene) -> dict[str, str]:
 def test_pages_are_whole_and_can_be_used_by_everybody(
     browser: Browser, scene: Scene, width: int, scheme: Any, has_axe: bool
 ) -> None:
-    """No violation of WCAG 2.2 AA that axe knows, nothing wider than the screen, no empty part.
+    """No violation of WCAG 2.2 AA that axe knows, nothing wider than the screen, empty, cut off or upon another.
 
     Axe looks at each width and at each scheme once; it takes most of the time.
     """
@@ -101,7 +137,7 @@ def test_pages_are_whole_and_can_be_used_by_everybody(
     with tab(browser, scene, viewport={"width": width, "height": 900}, color_scheme=scheme) as page:
         for name, place in places(scene).items():
             page.goto(place)
-            found = page.evaluate(EMPTY)
+            found = page.evaluate(EMPTY) + page.evaluate(LAID)
             if has_axe:
                 page.evaluate(AXE)
                 found += page.evaluate(FLAWS, RULES)
@@ -117,7 +153,7 @@ def test_pages_are_whole_in_chinese(browser: Browser, scene: Scene) -> None:
     with tab(browser, scene, viewport={"width": 360, "height": 900}, locale="zh-CN") as page:
         for name, place in places(scene).items():
             page.goto(place)
-            found, wide = page.evaluate(EMPTY), page.evaluate(WIDE)
+            found, wide = page.evaluate(EMPTY) + page.evaluate(LAID), page.evaluate(WIDE)
             if found or wide or page.evaluate("document.documentElement.lang") != "zh-Hans":
                 flaws[name] = (wide, found)
         page.goto("groups/shop")

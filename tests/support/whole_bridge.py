@@ -22,6 +22,7 @@ from sqlalchemy import Connection
 from starlette.types import Message, Receive
 
 from api.testing.stand import OPEN, MemoryBridge
+from api.web.request import Services
 from bridge.core.grants import Masks
 from bridge.core.message import StoredMessage
 from bridge.core.topics import InternalTopics
@@ -63,7 +64,7 @@ class WholeBridge:
         clock: VirtualClock | None = None,
         access: AccessConfig = OPEN,
         reports: Path | None = None,
-        is_read_only: bool = False,
+        adapt: Callable[[Services], Services] = lambda usual: usual,
         masks: Masks | None = None,
         webhooks: Sequence[WebhookTarget] = (),
     ) -> None:
@@ -80,7 +81,7 @@ class WholeBridge:
             self.memory.topics,
             access=access,
             choose=lambda usual: replace(usual, masks=masks or Masks(), webhooks=webhooks),
-            adapt=lambda usual: replace(usual, reports=reports, is_read_only=is_read_only),
+            adapt=lambda usual: adapt(replace(usual, reports=reports)),
         )
         self._runner = asyncio.Runner()
 

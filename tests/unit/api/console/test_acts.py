@@ -1,6 +1,7 @@
 """Acts by hand from the page of a transaction."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,7 @@ _OF_READERS = {"/console/sign-in", "/console/sign-out", "/console/language"}
 
 def test_read_only_pages_offer_no_act_and_take_none(tmp_path: Path) -> None:
     """Every form that there is, also those that come later; the HTTP interface acts as ever."""
-    with WholeBridge(tmp_path, {"orders": 1}, is_read_only=True) as bridge:
+    with WholeBridge(tmp_path, {"orders": 1}, adapt=lambda usual: replace(usual, is_read_only=True)) as bridge:
         bridge.call("PUT", "/v1/producer-groups/shop", {"check": {"max_lifetime_seconds": 30}})
         parked = prepare(bridge)
         bridge.pass_ms(120_000)

@@ -1,5 +1,8 @@
 """Groups, audit and settings as pages."""
 
+from dataclasses import replace
+from pathlib import Path
+
 from tests.support.whole_bridge import WholeBridge
 
 URL = "https://shop.example/check?token=secret"
@@ -75,6 +78,17 @@ def test_group_shows_how_its_calls_went(bridge: WholeBridge) -> None:
     page = page_of(bridge, "groups/shop")
     assert "0 of 1, 0.0 %" in page
     assert "up to 1 ms" in page
+
+
+def test_process_that_calls_nobody_says_where_calls_are_measured(tmp_path: Path) -> None:
+    """As an api process of its own is, beside those of settlers."""
+    with WholeBridge(tmp_path, {"orders": 1}, adapt=lambda usual: replace(usual, calls_of=lambda _: None)) as bridge:
+        bridge.call("PUT", "/v1/producer-groups/shop", {"endpoints": [{"url": URL}]})
+        bridge.call("PUT", "/v1/producer-groups/puller", {"check": {"mode": "pull"}})
+        page = page_of(bridge, "groups/shop")
+        assert "outbox_bridge_group_check_call_seconds" in page
+        assert "Calls now" not in page
+        assert "outbox_bridge_group_check_call_seconds" not in page_of(bridge, "groups/puller")
 
 
 def test_endpoints_are_tested_with_one_signed_call(bridge: WholeBridge) -> None:
