@@ -155,7 +155,10 @@ def printable(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, str):
         return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in value)
-    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict) else str(value)
+    if isinstance(value, list | dict):
+        text = json.dumps(value, ensure_ascii=False, default=str)  # which leaves C1 controls and directions as they are
+        return "".join(sign if sign.isprintable() else json.dumps(sign)[1:-1] for sign in text)
+    return str(value)
 
 
 def show_rows(rows: Sequence[Row], columns: Sequence[Column]) -> None:

@@ -12,7 +12,15 @@ EXACT = b'{"value":{"big":123456789012345678901234567890,"decimal":1.10}}'
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(None, "-"), (True, "yes"), (7, "7"), ("käse", "käse"), ("a\x1b[31mb\r\n", "a\\x1b[31mb\\r\\n"), ([1], "[1]")],
+    [
+        (None, "-"),
+        (True, "yes"),
+        (7, "7"),
+        ("käse", "käse"),
+        ("a\x1b[31mb\r\n", "a\\x1b[31mb\\r\\n"),
+        ([1], "[1]"),
+        ({"kä\u202e": "\x9b31m\x7f\U000e0001"}, r'{"kä\u202e": "\u009b31m\u007f\udb40\udc01"}'),
+    ],
 )
 def test_text_cannot_speak_to_the_terminal(value: object, text: str) -> None:
     """A key with an escape sequence would colour, move or erase what an operator reads."""
