@@ -165,9 +165,10 @@ def _make(word: str, act: Act | Resolution) -> Run:
         reason = (await read_form(request)).get("reason", "")
         try:
             who = who_is(request, "" if act is Act.CHECK else check_reason(reason))
-        except Rejected:
+        except Rejected as error:
             asked = Problem(INVALID_REQUEST, "nothing was done: say why, others will want to know")
-            return await render_transaction(request, transaction_id, asked, reason)
+            why = error.problem if reason.strip() else asked
+            return await render_transaction(request, transaction_id, why, reason)
         service, wait_ms = request.services.transactions, int(request.services.limits.wait_s * 1000)
         if isinstance(act, Act):
             answer = await service.act(transaction_id, act, who, wait_ms)

@@ -62,10 +62,10 @@ async def _turn(request: ApiRequest, group: str, *, is_paused: bool) -> HttpAnsw
     form = await read_form(request)
     if form.get("what") not in set(GroupSwitch):
         raise invalid("/what", f"one of {', '.join(GroupSwitch)}")
-    try:
-        who = who_is(request, check_reason(form.get("reason", "")))
-    except Rejected:
+    reason = form.get("reason", "")
+    if not reason.strip():
         return await _render_group(request, group, refused=NO_REASON)
+    who = who_is(request, check_reason(reason))
     found = await request.services.groups.switch(group, GroupSwitch(form["what"]), who, is_paused=is_paused)
     if isinstance(found, Refused):
         raise refuse(found)

@@ -28,9 +28,15 @@ TransactionId = Annotated[
 ]
 Base64 = Annotated[str, Meta(extra_json_schema={"contentEncoding": "base64"})]
 RequestTime = Annotated[str, Meta(extra_json_schema={"format": "date-time"}, examples=["2026-01-31T12:00:00.000Z"])]
+MAX_REASON_CHARS = 500
 Reason = Annotated[
     str,
-    Meta(min_length=1, max_length=500, description="Why; kept in the audit.", examples=["payment confirmed by phone"]),
+    Meta(
+        min_length=1,
+        max_length=MAX_REASON_CHARS,
+        description="Why; kept in the audit.",
+        examples=["payment confirmed by phone"],
+    ),
 ]
 Headers = list[tuple[str, str | None]] | dict[str, str | None]
 ResolutionWord = Annotated[

@@ -15,7 +15,7 @@ import msgspec
 from starlette.datastructures import QueryParams
 from starlette.types import Message, Receive, Scope
 
-from api.web.bodies import Nothing
+from api.web.bodies import MAX_REASON_CHARS, Nothing
 from api.web.guard import NOBODY, ByteLease, Traffic
 from api.web.large_bodies import LARGE_BYTES, body_in_steps
 from api.web.limits import HttpLimits, Usage, overloaded, too_large
@@ -470,8 +470,10 @@ def who_is(request: ApiRequest, reason: str) -> Who:
 
 
 def check_reason(reason: str) -> str:
-    """The reason. Raises Rejected if it is blank or cannot be kept."""
+    """The reason. Raises Rejected if it is blank, too long, or cannot be kept."""
     check_property(reason, "/reason")
     if not reason.strip():
         raise invalid("/reason", "must not be blank")
+    if len(reason) > MAX_REASON_CHARS:
+        raise invalid("/reason", f"at most {MAX_REASON_CHARS} characters")
     return reason

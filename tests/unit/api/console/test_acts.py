@@ -53,6 +53,16 @@ def test_act_without_a_reason_is_not_done(bridge: WholeBridge) -> None:
     assert state_of(bridge, transaction_id) == "PREPARED"
 
 
+def test_reason_is_as_long_as_by_the_interface(bridge: WholeBridge) -> None:
+    """A longer one would be in an audit that nobody else could have written."""
+    transaction_id = prepare(bridge)
+    refused = act(bridge, transaction_id, "commit", "x" * 501)
+    assert (refused.status, "at most 500 characters" in refused.body.decode()) == (422, True)
+    assert bridge.submit("/console/groups/shop/pause", {"what": "checks", "reason": "x" * 501}).status == 422
+    assert state_of(bridge, transaction_id) == "PREPARED"
+    assert act(bridge, transaction_id, "commit", "x" * 500).status == 303
+
+
 def test_parked_transaction_is_resumed(bridge: WholeBridge) -> None:
     """And one that is not parked says so; `check` needs no reason."""
     bridge.call("PUT", "/v1/producer-groups/shop", {"check": {"max_lifetime_seconds": 30}})
