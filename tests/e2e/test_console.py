@@ -33,7 +33,8 @@ LAID = """() => {
     const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
     for (let text = texts.nextNode(); text; text = texts.nextNode()) {
         const about = [...parents(text)], said = text.data.trim().slice(0, 40);
-        if (!said || about.some(isFolded) || about[0].closest(".hidden, .skip, thead, script, noscript")) continue;
+        if (!said || about.some(isFolded)) continue;
+        if (about[0].closest(".hidden, .skip, thead, script, noscript, option")) continue;
         const range = document.createRange();
         range.selectNodeContents(text);
         const clips = about.filter(one => getComputedStyle(one).overflowY === "auto");
@@ -55,7 +56,8 @@ LAID = """() => {
             if (wide > 2 && high > 3) flaws.push(`"${line.said}" lies upon "${other.said}"`);
         }
     });
-    for (const one of document.querySelectorAll("body *:not(.hidden, .hidden *, thead, thead *, svg, .uplot, .uplot *)"))
+    const drawn = ".hidden, .hidden *, thead, thead *, svg, .uplot, .uplot *";
+    for (const one of document.querySelectorAll(`body *:not(${drawn})`))
         if (/hidden|clip/.test(getComputedStyle(one).overflowX)
             && (one.scrollWidth > one.clientWidth + 1 || one.scrollHeight > one.clientHeight + 1))
             flaws.push(`cut off: ${one.outerHTML.slice(0, 80)}`);
