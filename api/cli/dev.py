@@ -44,6 +44,7 @@ from api.cli.output import (
 from api.cli.transactions import has_ended
 from bridge.broker.dev_broker import DevBroker
 from bridge.broker.ports import FileLock, check_port
+from bridge.core.check_rules import CheckMode
 from bridge.core.errors import StoreTimeout, StoreUnavailable
 from bridge.core.transaction import TransactionState
 
@@ -76,6 +77,7 @@ class DevEvents:
         self._open: dict[str, set[str]] = {}  # what was told of each
         self._seen: set[str] = set()  # ended, and told
         self._silences: set[str] = set()  # told of a group until it answers
+        self._groups: set[str] = set()
 
     async def run_forever(self) -> None:
         """Until it is cancelled. Not a word of a bridge that does not answer: it says so itself."""
@@ -88,11 +90,22 @@ class DevEvents:
         """Once. Raises CommandFailed."""
         listed = call(self._url, "GET", "/v1/transactions", query={"limit": _NEWEST}).members["transactions"]
         for row in reversed(listed):
+            if row["producer_group"] not in self._groups:
+                self._look_at_group(row["producer_group"])
             if row["transaction_id"] not in self._seen:
                 self._look_at(row)
         newest = {row["transaction_id"] for row in listed}
         self._open = {id_: told for id_, told in self._open.items() if id_ in newest}
         self._seen &= newest
+
+    def _look_at_group(self, name: str) -> None:
+        """One that its first prepare has made is no other than one with a typing error in its name."""
+        found = call(self._url, "GET", f"/v1/producer-groups/{quoted(name)}").members
+        self._groups.add(name)
+        if not found["endpoints"] and CheckMode(found["check"]["mode"]) is CheckMode.PUSH:
+            remedy = f"is the name right? outbox-bridge group put {name} --endpoint URL"
+            text = f"{name}: a group without an endpoint, so nobody can be asked about its transactions; {remedy}"
+            self._tell({"event": "group", "producer_group": name, "text": text})
 
     def _look_at(self, row: Row) -> None:
         id_ = row["transaction_id"]

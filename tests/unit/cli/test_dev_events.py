@@ -23,6 +23,7 @@ class Stage:
     def __init__(self, bridge: CannedServer) -> None:
         self._bridge = bridge
         self.told: list[str] = []
+        self.group: dict[str, Any] = {"endpoints": [{"url": URL}], "check": {"mode": "push"}}
         self.events = DevEvents(
             bridge.url, lambda event: self.told.append(event["text"].removeprefix(f"orders {ID}: "))
         )
@@ -31,6 +32,7 @@ class Stage:
         """What is said now."""
         self._bridge.answers.clear()
         self._bridge.answer("GET", "/v1/transactions", 200, {"transactions": [row], "next": None})
+        self._bridge.answer("GET", "/v1/producer-groups/orders", 200, self.group)
         self._bridge.answer("GET", f"/v1/transactions/{ID}/timeline", 200, {"events": list(timeline)})
         before = len(self.told)
         self.events.look()
@@ -70,4 +72,19 @@ def test_what_waits_is_told_with_what_to_do(stage: Stage) -> None:
 def test_usual_transaction_is_not_told(stage: Stage, bridge: CannedServer) -> None:
     """Nor looked at any further."""
     assert stage.look(PENDING | {"state": "COMMITTED", "resolved_by": "producer"}, {"type": "published"}) == []
-    assert [asked.path for asked in bridge.asked] == ["/v1/transactions"]
+    assert not [asked.path for asked in bridge.asked if "timeline" in asked.path]
+
+
+def test_group_that_nobody_can_be_asked_of_is_told_once(stage: Stage) -> None:
+    """A prepare makes it in `dev`, also with a typing error in its name."""
+    stage.group["endpoints"] = []
+    (told,) = stage.look(PENDING)
+    assert told.startswith("orders: a group without an endpoint")
+    assert "outbox-bridge group put orders --endpoint URL" in told
+    assert stage.look(PENDING) == []
+
+
+def test_group_that_fetches_its_checks_needs_no_endpoint(stage: Stage) -> None:
+    """Nothing is told."""
+    stage.group = {"endpoints": [], "check": {"mode": "pull"}}
+    assert stage.look(PENDING) == []
