@@ -205,8 +205,8 @@ def test_parked_transactions_are_listed_and_hold_their_group(service: RunningSer
     (transaction_id,) = asked.ids
     service.wait_state(transaction_id, "PARKED")
     listed = service.api.get("/v1/parked", params={"producer_group": asked.group}).json()["transactions"]
-    parked_at = service.events(transaction_id)[-1]["at"]
-    assert [(t["transaction_id"], t["state"], t["parked_at"]) for t in listed] == [(transaction_id, "PARKED", parked_at)]
+    parked = {"transaction_id": transaction_id, "state": "PARKED", "parked_at": service.events(transaction_id)[-1]["at"]}
+    assert [{name: row[name] for name in parked} for row in listed] == [parked]
     counts = service.counts(asked.group)
     assert (counts["prepared"], counts["parked"], counts["pending"]) == (1, 1, 0)
     kinds = [event["type"] for event in service.events(transaction_id)]
