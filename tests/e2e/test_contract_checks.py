@@ -205,7 +205,8 @@ def test_parked_transactions_are_listed_and_hold_their_group(service: RunningSer
     (transaction_id,) = asked.ids
     service.wait_state(transaction_id, "PARKED")
     listed = service.api.get("/v1/parked", params={"producer_group": asked.group}).json()["transactions"]
-    parked = {"transaction_id": transaction_id, "state": "PARKED", "parked_at": service.events(transaction_id)[-1]["at"]}
+    parked_at = service.events(transaction_id)[-1]["at"]
+    parked = {"transaction_id": transaction_id, "state": "PARKED", "parked_at": parked_at}
     assert [{name: row[name] for name in parked} for row in listed] == [parked]
     counts = service.counts(asked.group)
     assert (counts["prepared"], counts["parked"], counts["pending"]) == (1, 1, 0)
