@@ -231,7 +231,7 @@ _FULL_GROUP = Refused(
 _SWITCHED_OFF = refuse_unavailable("an operator has switched off prepares of this producer group (`accept_prepares`)")
 _ALL_SWITCHED_OFF = refuse_unavailable("an operator has switched off prepares of all groups (`outbox-bridge resume`)")
 _FULL = refuse_unavailable("too many transactions are pending")
-_NOTHING_NEW = (_FULL_GROUP, _FULL, _SWITCHED_OFF, _ALL_SWITCHED_OFF)
+_FOR_EVER = {RefusalCode.ILLEGAL_TOPIC, RefusalCode.RESERVED_TOPIC}
 STEP_COST, _MESSAGE_COST = 64 * 1024, 256  # in bytes of values: what is looked at or made into records in about a ms
 
 
@@ -281,10 +281,12 @@ class Admission:
             and self._destinations.check(call.messages) is None
         )
 
-    @staticmethod
-    def is_refused_as_new(answer: object) -> bool:
-        """Whether a call was refused because nothing new is taken; a repeat is none."""
-        return any(answer is refusal for refusal in _NOTHING_NEW)
+    def is_refused_as_new(self, call: PrepareCall, rights: Rights, answer: object) -> bool:
+        """Whether what a call was refused for may have been otherwise when it came before: what switches, quotas, the
+        cluster and the groups are now. What its caller was not granted he may not repeat either."""
+        if not isinstance(answer, Refused) or answer.code in _FOR_EVER or refuse_prepare(rights, call) is not None:
+            return False
+        return answer.code is not RefusalCode.INVALID_REQUEST or refuse_call(call, self.limits) is None
 
     async def _examine(
         self, calls: Sequence[PrepareCall], rights: Rights, deadline: Deadline

@@ -93,7 +93,7 @@ class Preparer:
         first_try_ms = self._check_first_try(first_try_ms)
         refused: list[PrepareAnswer | None] = [*await self.admission.refuse(calls, rights, deadline)]
         if first_try_ms is None and any(refused):
-            await self._answer_repeats(calls, refused, deadline)
+            await self._answer_repeats(calls, refused, rights, deadline)
         born_ms = self.kafka_time.clock.now_ms()
         first = self._take_ids(born_ms, len(calls))
         timeouts = {group: self._find_timeout(group) for group in {call.group for call in calls}}
@@ -114,12 +114,12 @@ class Preparer:
         return [answer for answer in batch.answers if answer is not None]
 
     async def _answer_repeats(
-        self, calls: Sequence[PrepareCall], refused: list[PrepareAnswer | None], deadline: Deadline
+        self, calls: Sequence[PrepareCall], refused: list[PrepareAnswer | None], rights: Rights, deadline: Deadline
     ) -> None:
-        """No switch and no quota is for what is there: a repeat of what is stored is answered as ever (A)."""
+        """What speaks against new calls says nothing of what is there: a repeat of that is answered as ever (A)."""
         asked, pace = dict[int, str](), Pace(STEP_COST)
         for index, call in enumerate(calls):
-            if call.idempotency_key is not None and self.admission.is_refused_as_new(refused[index]):
+            if call.idempotency_key is not None and self.admission.is_refused_as_new(call, rights, refused[index]):
                 if pace.spend(find_cost(call)):
                     await self.admission.turns.take()
                 asked[index] = make_transaction_id(*self._place_keyed(call, call.idempotency_key))

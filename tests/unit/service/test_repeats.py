@@ -1,14 +1,20 @@
 """Keyed prepares: the same group, key and content are one transaction (design section 4, "Repeats")."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from bridge.core.grants import EVERYTHING, Grant, Rights, Verb
+from bridge.core.message import Message
 from bridge.core.record import EndRecord, HalfMessage, Resolution, Source
 from bridge.core.transaction import TransactionState, TransactionView, queue_of
 from bridge.node import Node
 from bridge.service.admission import KeyClaim, RecentKeys
-from bridge.service.contract import EndCall, Outcome, Prepared, RefusalCode, Refused
+from bridge.service.contract import EndCall, Outcome, PrepareCall, Prepared, RefusalCode, Refused
+from bridge.service.operate import Who
 from bridge.store.memory.link import Fate, StepKind
 from tests.support.memory_faults import ScriptedFaults
 from tests.support.service_world import ServiceWorld, make_service_world
@@ -101,6 +107,87 @@ def test_published_one_is_not_called_blocked_again(tmp_path: Path) -> None:
             again = await prepare(world, api)
             assert (published.blocked, again.blocked) == (False, False)
             assert list(again.receipts) == list(published.receipts)
+
+    world.run(story())
+
+
+def lose_topic(world: ServiceWorld) -> None:
+    world.settlers.memory.cluster.log.delete_topic("orders")
+
+
+def deny_topic(world: ServiceWorld) -> None:
+    world.settlers.memory.cluster.log.topics["orders"].is_denied = True
+
+
+def take_small_messages(world: ServiceWorld) -> None:
+    world.settlers.memory.cluster.log.topics["orders"].alter({"max.message.bytes": "10"})
+
+
+def ask_for_keys(world: ServiceWorld) -> None:
+    world.settlers.memory.cluster.log.topics["orders"].alter({"cleanup.policy": "compact"})
+
+
+def take_young_timestamps(world: ServiceWorld) -> None:
+    world.settlers.memory.cluster.log.topics["orders"].alter({"message.timestamp.before.max.ms": "60000"})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lose_topic, deny_topic, take_small_messages, ask_for_keys, take_young_timestamps],
+    ids=lambda c: c.__name__,
+)
+def test_repeat_is_answered_as_ever_whatever_its_topic_takes_now(
+    tmp_path: Path, change: Callable[[ServiceWorld], None]
+) -> None:
+    """A: "not applied" of what is published would have it published again, under another key. What is new is refused
+    as ever, and so is a repeat by somebody who may not."""
+    world = make_service_world(tmp_path)
+    clock = world.settlers.memory.clock
+    old = Message("orders", None, b"v", timestamp_ms=clock.now_ms())
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling(), world.projecting():
+
+            async def publish(key: str, rights: Rights = EVERYTHING) -> object:
+                call = PrepareCall("shop", [old], idempotency_key=key, is_published=True)
+                return (await api.transactions.prepare([call], rights=rights))[0]
+
+            first = await publish("key")
+            assert isinstance(first, TransactionView)
+            assert isinstance(await prepare(world, api, key="pending"), Prepared)
+            change(world)
+            await world.sleep(70_000)
+            again = await publish("key")
+            assert isinstance(again, TransactionView)
+            assert (again.transaction_id, again.state) == (first.transaction_id, TransactionState.COMMITTED)
+            pending = await prepare(world, api, key="pending")
+            assert isinstance(pending, Prepared)
+            fresh, other = await publish("new"), await publish("key", Rights((Grant(Verb.PREPARE, "shop", "bills"),)))
+            assert isinstance(fresh, Refused)
+            assert fresh.outcome is Outcome.NOT_APPLIED
+            assert isinstance(other, Refused)
+            assert other.code is RefusalCode.FORBIDDEN
+
+    world.run(story())
+
+
+def test_repeat_of_a_group_that_is_gone_is_answered_as_ever(tmp_path: Path) -> None:
+    """It has nothing pending, so it could be deleted; what it published stays known."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.settlers.settling(), world.projecting():
+            async with world.serving() as api:
+                published = await api.transactions.prepare([world.call(idempotency_key="key", is_published=True)])
+                await world.sleep(500)
+                assert await api.groups.delete("shop", Who("ann", "")) is None
+            async with world.serving("other", auto_create_groups=False) as other:
+                calls = [world.call(idempotency_key=key, is_published=True) for key in ("key", "new")]
+                again, fresh = await other.transactions.prepare(calls)
+                assert isinstance(again, TransactionView)
+                assert [again.transaction_id] == [one.transaction_id for one in published]
+                assert isinstance(fresh, Refused)
+                assert fresh.code is RefusalCode.UNKNOWN_PRODUCER_GROUP
 
     world.run(story())
 
