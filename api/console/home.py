@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from starlette.types import Message, Receive, Scope, Send
 
+from api.console.entry import identify_reader
 from api.console.render import HEADERS, PREFIX, fragment, redirect, render
 from api.web.health import run_checks
 from api.web.problems import Rejected
@@ -166,8 +167,9 @@ class EventsAnswer:
         self._first = first
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        with self._request.traffic.streams.open() as stream:
-            self._request.leave()
+        request = self._request
+        with request.traffic.streams.open() as stream:
+            request.leave()
             headers = [(name.lower().encode(), value.encode()) for name, value in HEADERS]
             await send({"type": "http.response.start", "status": 200, "headers": [*headers, _TYPE]})
             await send(_piece(self._first))
@@ -178,14 +180,19 @@ class EventsAnswer:
                 try:
                     message = await stream.wait(receive, next_at)
                 except Rejected:
-                    if stream.is_ending:
+                    if stream.is_ending or not _may_still_read(request):
                         break
                     next_at += _EVERY_S
-                    await send(_piece(await _tell_if_possible(self._request)))
+                    await send(_piece(await _tell_if_possible(request)))
                     continue
                 if message["type"] == "http.disconnect":
                     return
             await send({"type": "http.response.body", "body": b""})
+
+
+def _may_still_read(request: ApiRequest) -> bool:
+    """The browser comes again where the events end, and is told why they did."""
+    return request.prove_again(identify_reader) is None and request.caller.rights.may_somewhere(Verb.READ)
 
 
 def _piece(body: bytes) -> Message:

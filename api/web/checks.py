@@ -127,7 +127,7 @@ async def claim(request: ApiRequest, group: str) -> HttpAnswer:
         body.limit,
         round(body.wait_seconds * 1000),
         round(body.lease_seconds * 1000),
-        lambda: not (leaving.done() or request.traffic.is_draining),
+        lambda: not (leaving.done() or request.traffic.is_draining) and _may_still_claim(request, group),
         request.caller.rights,
     )
     try:
@@ -138,6 +138,11 @@ async def claim(request: ApiRequest, group: str) -> HttpAnswer:
         raise refuse(claimed)
     shown = await request.services.turns.run(render_claimed(group, claimed, request.services.nonces.begin()))
     return HttpAnswer(200, shown, NO_STORE)
+
+
+def _may_still_claim(request: ApiRequest, group: str) -> bool:
+    """Checks show messages: what came due after a right was taken away is not for him who had it."""
+    return request.prove_again() is None and request.caller.rights.may(Verb.CHECK, group)
 
 
 async def _wait_gone(request: ApiRequest) -> None:

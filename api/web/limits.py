@@ -50,6 +50,11 @@ class Usage:
         if self.of_bytes is not None:
             self.of_bytes.take(count)
 
+    def charge_lines(self) -> None:
+        """Lines of a stream have come together: they are as much work as a request."""
+        if self.of_requests is not None:
+            self.of_requests.take(1)
+
     def leave(self) -> None:
         """A request is over."""
         self.in_flight -= 1
@@ -84,6 +89,11 @@ class Quotas:
             usage.of_requests.take(1)
         usage.in_flight += 1
         return None
+
+    def find_pause_s(self, usage: Usage) -> float:
+        """How long a principal must wait before it sends more of what it has begun; 0: not at all."""
+        buckets = [bucket for bucket in (usage.of_requests, usage.of_bytes) if bucket is not None]
+        return max([bucket.find_wait_ms(self._now_ms()) for bucket in buckets], default=0.0) / 1000
 
     def _refuse_rate(self, usage: Usage) -> Problem | None:
         now_ms, config = self._now_ms(), self.config

@@ -9,6 +9,7 @@ collect answers, goes on reading only when they are taken, and ends the connecti
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
@@ -42,7 +43,7 @@ class LinesAnswer:
         is_begun = False
         try:
             async for lines in read_lines(self._request, stream):
-                results = b"\n".join([*await self._answer(lines), b""])
+                results = b"\n".join([*await self._answer_proven(lines), b""])
                 del lines  # not while the next ones are awaited
                 if not is_begun:
                     is_begun = True
@@ -56,6 +57,15 @@ class LinesAnswer:
         if not is_begun:
             await self._begin(send)
         await send({"type": "http.response.body"})
+
+    async def _answer_proven(self, lines: Sequence[Line]) -> list[bytes]:
+        """Raises Rejected once the caller may go on no more."""
+        request = self._request
+        if (problem := request.prove_again()) is not None:
+            raise Rejected(problem)
+        if request.usage is not None:
+            request.usage.charge_lines()
+        return await self._answer(lines)
 
     async def _begin(self, send: Send) -> None:
         headers = [(b"content-type", NDJSON.encode()), (b"cache-control", b"no-store")]
@@ -74,7 +84,9 @@ async def read_lines(request: ApiRequest, stream: Stream) -> AsyncIterator[list[
             deadline = None
         elif deadline is None:
             deadline = loop.time() + limits.receive_s
-        chunk, is_read = request.take_chunk(await stream.wait(request.receive, deadline))
+        chunk, is_read = request.take_chunk(
+            await stream.wait(partial(request.receive_more, is_rest=splitter.is_inside), deadline)
+        )
         if b"\n" in chunk:
             deadline = None
         held = splitter.held + len(chunk)

@@ -16,7 +16,7 @@ from starlette.datastructures import QueryParams
 from starlette.types import Message, Receive, Scope
 
 from api.web.bodies import MAX_REASON_CHARS, Nothing
-from api.web.guard import NOBODY, ByteLease, Traffic
+from api.web.guard import NOBODY, ByteLease, Traffic, identify
 from api.web.large_bodies import LARGE_BYTES, body_in_steps
 from api.web.limits import HttpLimits, Usage, overloaded, too_large
 from api.web.metrics import Exposition
@@ -39,7 +39,7 @@ from bridge.clock import SystemClock
 from bridge.core.message import Header
 from bridge.core.properties import is_property_text
 from bridge.core.transaction import read_trace
-from bridge.service.access import AccessService, Sessions, SigningSecrets
+from bridge.service.access import AccessService, Caller, Sessions, SigningSecrets
 from bridge.service.canary import Canary
 from bridge.service.claims import ClaimService
 from bridge.service.contract import Refused
@@ -195,6 +195,23 @@ class ApiRequest:
             self.traffic.in_flight -= 1
             if self.usage is not None:
                 self.usage.leave()
+
+    def prove_again(self, find: Callable[["ApiRequest"], Caller | Problem] | None = None) -> Problem | None:
+        """Why the caller may go on no more, if so: whoever stays keeps no right that is taken from him. `find`: says
+        who it is, where not everybody shows a credential."""
+        if not self.caller.is_proven:
+            return None
+        found = find(self) if find else identify(self.services.access, self.path, self.scope["headers"], self.certified)
+        if isinstance(found, Problem):
+            return found
+        self.caller = found
+        return None
+
+    async def receive_more(self, *, is_rest: bool) -> Message:
+        """What comes next of a body that may last, once the caller's quota has room. `is_rest`: of what has begun."""
+        if self.usage is not None and not is_rest and (pause_s := self.traffic.quotas.find_pause_s(self.usage)):
+            await asyncio.sleep(pause_s)
+        return await self.receive()
 
     def find_trace(self) -> Sequence[Header]:
         """The trace that the caller's request belongs to."""

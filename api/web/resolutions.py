@@ -49,14 +49,14 @@ routes = Routes()
 @routes.add("POST", "/v1/resolutions", RESOLVE, is_hot=True, verb=None)
 async def resolve(request: ApiRequest) -> HttpAnswer | LinesAnswer:
     """Ends many transactions; each is decided on its own. UNKNOWN changes nothing."""
-    patience, services, rights = patience_of(request), request.services, request.caller.rights
+    patience, services = patience_of(request), request.services
 
     async def answer(calls: Sequence[EndCall | NoncedEnd | Problem], pointer: str) -> list[bytes]:
         ends = [
             _answer_to_check(call, services.nonces, pointer, n) if isinstance(call, NoncedEnd) else call
             for n, call in enumerate(calls)
         ]
-        end, wait_ms = services.transactions.end, patience.wait_ms
+        end, wait_ms, rights = services.transactions.end, patience.wait_ms, request.caller.rights
         return await answer_each(request, ends, pointer, lambda right: end(right, patience.wait, wait_ms, rights))
 
     async def answer_lines(lines: Sequence[Line]) -> list[bytes]:

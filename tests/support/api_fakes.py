@@ -63,6 +63,7 @@ class FakeTransactions:
     gate: asyncio.Event | None = None
     batches: list[int] = field(default_factory=list)
     first_tries_ms: list[int | None] = field(default_factory=list)
+    rights_of_calls: list[Rights] = field(default_factory=list)
 
     def kafka_time_ms(self) -> int:
         """As if it stood still."""
@@ -77,6 +78,7 @@ class FakeTransactions:
     ) -> list[Prepared | TransactionView | Refused]:
         """A repeat of a keyed call names the same transaction."""
         await self._enter()
+        self.rights_of_calls.append(rights)
         self.first_tries_ms.append(first_try_ms)
         self.prepared += calls
         self.batches.append(len(calls))
@@ -91,6 +93,7 @@ class FakeTransactions:
     ) -> list[TransactionView | Accepted | Refused]:
         """The first resolution wins."""
         await self._enter()
+        self.rights_of_calls.append(rights)
         self.ended += calls
         return [self.refusal or self._end(call, wait) for call in calls]
 

@@ -16,6 +16,7 @@ import httpx2
 from api.web.server import ApiServer, ServeConfig
 from bridge.clock import SystemClock
 from bridge.core.message import StoredMessage
+from bridge.service.access import AccessConfig
 from tests.support.virtual_time import VirtualClock
 from tests.support.whole_bridge import WholeBridge
 
@@ -23,9 +24,11 @@ from tests.support.whole_bridge import WholeBridge
 class SocketBridge(WholeBridge):
     """Of the methods of a WholeBridge, those that move a clock are not for it."""
 
-    def __init__(self, folder: Path, topics: Mapping[str, int], reports: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, topics: Mapping[str, int], reports: Path | None = None, access: AccessConfig | None = None
+    ) -> None:
         # the machine's clock has all that the bridge needs
-        super().__init__(folder, topics, clock=cast("VirtualClock", SystemClock()), reports=reports)
+        super().__init__(folder, topics, clock=cast("VirtualClock", SystemClock()), reports=reports, access=access)
         self._server = ApiServer(self._bridge.app, ServeConfig(port=0))
         self._stopping = asyncio.Event()
         self._is_ready = threading.Event()
@@ -107,9 +110,11 @@ class SocketBridge(WholeBridge):
 
 
 @contextmanager
-def socket_bridge(folder: Path, topics: Mapping[str, int], reports: Path | None = None) -> Iterator[SocketBridge]:
+def socket_bridge(
+    folder: Path, topics: Mapping[str, int], reports: Path | None = None, access: AccessConfig | None = None
+) -> Iterator[SocketBridge]:
     """A running one."""
-    bridge = SocketBridge(folder, topics, reports)
+    bridge = SocketBridge(folder, topics, reports, access)
     thread = threading.Thread(target=bridge.run, name="socket-bridge")
     thread.start()
     try:

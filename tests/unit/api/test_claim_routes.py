@@ -1,12 +1,20 @@
 """Checks that a group fetches, over HTTP."""
 
 import asyncio
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bridge.clock import SystemClock
+from bridge.core.grants import Grant, Verb
 from bridge.core.message import Message
+from bridge.service.access import AccessConfig, AccessService
 from bridge.service.contract import PrepareCall
+from bridge.service.operate import Who
+from bridge.sql.access import MadeKey
+from bridge.sql.engine import open_new_database
 from tests.support.api_fakes import FakeClaims, FakeTransactions, make_services
 from tests.support.live_server import LiveServer, serve
 from tests.support.problems import check_problem, named_places
@@ -74,6 +82,30 @@ async def test_claim_of_a_caller_that_hangs_up_is_given_up(fake: FakeTransaction
         assert not claims.given_up.is_set()
         writer.close()
         await asyncio.wait_for(claims.given_up.wait(), 10)
+
+
+@pytest.mark.parametrize("is_revoked", [True, False], ids=["key revoked", "grants taken"])
+async def test_claim_of_a_caller_who_may_no_more_is_given_up(
+    is_revoked: bool, fake: FakeTransactions, tmp_path: Path
+) -> None:
+    """It waits for up to a minute: what came due after that is not shown to him."""
+    access = AccessService(open_new_database(tmp_path), SystemClock(), AccessConfig(is_open=False))
+    who = Who("ops", "")
+    await access.put("shop", [Grant(Verb.CHECK, "orders")], who)
+    made = await access.make_key("shop", None, None, who)
+    assert isinstance(made, MadeKey)
+    claims = FakeClaims(fake, waits=True)
+    async with serve(replace(make_services(fake, claims=claims), access=access)) as live:
+        headers = {"Authorization": f"Bearer {made.text}"}
+        waiting = asyncio.ensure_future(live.client.post(PATH, headers=headers))
+        await asyncio.wait_for(claims.came.wait(), 10)
+        await asyncio.sleep(0.05)
+        assert not claims.given_up.is_set()
+        await (access.revoke(made.key.key_id, who) if is_revoked else access.put("shop", [], who))
+        await asyncio.wait_for(claims.given_up.wait(), 10)
+        assert (await waiting).json()["checks"] == []
+        refused = await live.client.post(PATH, headers=headers)
+        check_problem(refused, *((401, "unauthenticated") if is_revoked else (403, "forbidden")))
 
 
 async def test_draining_ends_waiting_claims(fake: FakeTransactions) -> None:

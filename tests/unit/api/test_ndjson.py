@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -14,6 +17,14 @@ from api.web.limits import HttpLimits
 from api.web.ndjson import MAX_LINES, Line, LineSplitter
 from api.web.problems import Problem
 from api.web.server import ServeConfig
+from bridge.clock import SystemClock
+from bridge.core.grants import Grant, Verb
+from bridge.core.message import Message
+from bridge.service.access import AccessConfig, AccessService
+from bridge.service.contract import PrepareCall
+from bridge.service.operate import Who
+from bridge.sql.access import MadeKey
+from bridge.sql.engine import open_new_database
 from tests.support.api_fakes import FakeTransactions, make_services
 from tests.support.bad_requests import NDJSON
 from tests.support.live_server import HOST, LiveServer, serve
@@ -141,3 +152,36 @@ async def test_client_that_takes_no_answers_is_cut_off(fake: FakeTransactions) -
         with pytest.raises(ConnectionError):
             await send_for_ever(writer, b"{\n" * 1_000)
         assert (await live.client.get("/livez")).status_code == 200
+
+
+@pytest.mark.parametrize("path", [BATCH, "/v1/resolutions"])
+@pytest.mark.parametrize("is_revoked", [True, False], ids=["key revoked", "grants taken"])
+async def test_stream_ends_with_the_rights_of_its_caller(
+    path: str, is_revoked: bool, fake: FakeTransactions, tmp_path: Path
+) -> None:
+    """It can last for days, and none of them after its key is revoked: what was answered before stays."""
+    access = AccessService(open_new_database(tmp_path), SystemClock(), AccessConfig(is_open=False))
+    who = Who("ops", "")
+    await access.put("shop", [Grant(Verb.PREPARE, "g"), Grant(Verb.DECIDE, "g")], who)
+    made = await access.make_key("shop", None, None, who)
+    assert isinstance(made, MadeKey)
+    view = await fake.prepare([PrepareCall("g", [Message("t")])])
+    end = {"transaction_id": view[0].transaction_id, "resolution": "COMMIT", "producer_group": "g"}
+    line = LINE if path == BATCH else json.dumps(end).encode() + b"\n"
+    async with serve(replace(make_services(fake), access=access)) as live:
+        reader, writer = await asyncio.open_connection(HOST, live.port)
+        writer.write(f"POST {path} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n".encode())
+        writer.write(f"Authorization: Bearer {made.text}\r\nContent-Type: application/x-ndjson\r\n\r\n".encode())
+        writer.write(b"%x\r\n%b\r\n" % (len(line), line))
+        assert re.search(rb'"status":20[01]', await asyncio.wait_for(reader.readuntil(b"}\n"), 5))
+        await (access.revoke(made.key.key_id, who) if is_revoked else access.put("shop", [], who))
+        known = fake.rights_of_calls[-1]
+        writer.write(b"%x\r\n%b\r\n" % (len(line), line))
+        answer = await asyncio.wait_for(reader.readuntil(b"}\n"), 5)
+        if is_revoked:
+            assert b'"status":401' in answer
+            assert await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 5)
+            assert fake.rights_of_calls[-1] is known, "nothing more was asked"
+        else:
+            assert not fake.rights_of_calls[-1].may_somewhere(Verb.PREPARE)
+        writer.close()

@@ -1,6 +1,7 @@
 """One principal cannot use up what others need: by the second, and where places are scarce."""
 
 import asyncio
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ from bridge.service.operate import Who
 from bridge.sql.access import MadeKey
 from bridge.sql.engine import open_new_database
 from tests.support.api_fakes import FakeTransactions, make_services
-from tests.support.live_server import LiveServer, serve
+from tests.support.live_server import HOST, LiveServer, serve
 from tests.support.problems import check_problem
 
 ORDER = {"producer_group": "orders", "messages": [{"topic": "orders.created", "value": 1}]}
+LINE = json.dumps(ORDER).encode() + b"\n"
 WHO = Who("ops", "")
 
 
@@ -95,6 +97,25 @@ async def test_refusal_needs_no_parser_and_no_task(tmp_path: Path, monkeypatch: 
         assert (await ask(live, headers["greedy"], 6))[2:] == [429] * 4
         assert ways == [True] * 5
         assert (live.server._traffic.in_flight, live.server._traffic.budget.used) == (0, 0)
+
+
+@pytest.mark.parametrize("config", [QuotaConfig(requests_per_s=1), QuotaConfig(bytes_per_s=len(LINE))])
+async def test_stream_waits_for_its_quota(config: QuotaConfig, tmp_path: Path) -> None:
+    """Else whoever has one would send everything in one. Nothing of it is refused, and others are served meanwhile."""
+    access, headers = await make_server_access(tmp_path)
+    services = replace(make_services(FakeTransactions()), access=access, limits=HttpLimits(quotas=config))
+    async with serve(services) as live:
+        reader, writer = await asyncio.open_connection(HOST, live.port)
+        writer.write(b"POST /v1/transactions/batch HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n")
+        writer.write(f"Authorization: {headers['greedy']['Authorization']}\r\n".encode())
+        writer.write(b"Content-Type: application/x-ndjson\r\n\r\n")
+        began_s = asyncio.get_running_loop().time()
+        for _ in range(4):
+            writer.write(b"%x\r\n%b\r\n" % (len(LINE), LINE))
+            assert b'"status":201' in await asyncio.wait_for(reader.readuntil(b"}\n"), 10)
+        assert asyncio.get_running_loop().time() - began_s > 0.9, "two seconds' worth at once, then so many a second"
+        assert await ask(live, headers["modest"], 1) == [201]
+        writer.close()
 
 
 async def test_places_are_given_back(tmp_path: Path) -> None:
