@@ -213,11 +213,11 @@ def unblock(t: Transaction, at: int) -> Transition:
 def carry_forward(t: Transaction, *, is_old: bool) -> Transition:
     """The state written again, only so that a restart has little to read.
 
-    `is_old`: its half message will leave the journal before long. A blocked commit then gets its
-    copy in the parked topic, where its body is found later.
+    `is_old`: its half message will leave the journal before long. It then gets its copy in the parked
+    topic, where its body is found later: blocked, or pending while checks are paused.
     """
     again = replace(t, requests=())
-    if is_old and t.blocked and t.parked is None:
+    if is_old and t.parked is None:
         return Transition(again, (Park(again),))
     return Transition(again, (WriteOp(again),))
 

@@ -31,7 +31,7 @@ class Retry:
         self._memory = memory
         self._counts = counts
         self._parks: dict[str, str] = {}
-        self._copies: set[str] = set()  # blocked ones whose body is to be in the parked topic
+        self._copies: set[str] = set()  # those whose body is to be in the parked topic
         self._blocked_to: dict[str, DestinationSet] = {}  # destinations of blocked commits
         self._retry_at_ms = 0
 
@@ -119,16 +119,17 @@ class Retry:
         self._writer.notify(changed_by(effects), seen_at_ms)
 
     async def _settle_copies(self) -> None:
-        """Copies what is blocked to the parked topic; when that refuses, others go on and it is tried later."""
+        """Copies what grows old to the parked topic; when that refuses, others go on and it is tried later."""
         now_ms, memory = self._ports.clock.monotonic_ms(), self._memory
         if now_ms < memory.copy_not_before_ms:
             return
-        live = self._writer.state.live
+        state = self._writer.state
         ids = [self._copies.pop() for _ in range(min(len(self._copies), self._config.max_parks))]
-        blocked = [t for t in map(live.get, ids) if t is not None and t.blocked and t.parked is None]
-        bodies, asked = await self._writer.bodies.load(blocked)
-        self._copies.update(t.transaction_id for t in blocked[asked:])
-        copied = [t for t in blocked if t.transaction_id in bodies]
+        state.recall(ids)
+        old = [t for t in map(state.live.get, ids) if t is not None and t.parked is None]
+        bodies, asked = await self._writer.bodies.load(old)
+        self._copies.update(t.transaction_id for t in old[asked:])
+        copied = [t for t in old if t.transaction_id in bodies]
         if not copied:
             return
         memory.copy_not_before_ms = now_ms + LONGEST_BACKOFF_MS

@@ -180,6 +180,28 @@ def test_blocked_commit_that_is_tried_again_and_again_outlives_the_journal() -> 
     assert world.memory.visible("credits") == [b"v"]
 
 
+@pytest.mark.parametrize("pass_time", [stay_quiet, change_owners])
+def test_pending_one_that_nobody_is_asked_about_outlives_the_journal(pass_time: Passing) -> None:
+    """Its life does not end while an operator has paused the checks of its group: it is copied before its half message
+    goes, stays PREPARED, and is published (L)."""
+    world = make_short_days()
+
+    async def story() -> None:
+        async with world.settling("before"):
+            await world.prepare("a", Message("credits", b"k", b"v"))
+            await world.settled()
+        await pass_time(world)
+        kept = world.op_of("a").transaction
+        assert (kept.state, kept.parked) == (TransactionState.PREPARED, 0)
+        async with world.settling("last"):
+            await world.commit("a")
+            await world.settled()
+
+    world.run(story())
+    assert world.memory.visible("credits") == [b"v"]
+    assert len(world.memory.read_visible(world.topics.parked)) == 1
+
+
 def test_parked_topic_that_refuses_does_not_stop_the_queue() -> None:
     """A blocked commit is to be copied there, and cannot be: others go on, and it is copied later (B, L)."""
     world = make_short_days()

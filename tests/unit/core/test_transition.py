@@ -240,9 +240,9 @@ def test_moves_of_the_owner_name_nobody_who_waits() -> None:
 
 @pytest.mark.parametrize(
     ("blocked", "parked", "is_old", "is_copied"),
-    [(True, None, True, True), (True, 6, True, False), (True, None, False, False), (False, None, True, False)],
+    [(True, None, True, True), (True, 6, True, False), (True, None, False, False), (False, None, True, True)],
 )
-def test_carrying_forward_copies_the_body_of_an_old_blocked_one(
+def test_carrying_forward_copies_the_body_of_an_old_one(
     blocked: bool, parked: int | None, is_old: bool, is_copied: bool
 ) -> None:
     """Once, before the journal loses it."""
