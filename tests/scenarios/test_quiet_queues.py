@@ -183,7 +183,7 @@ def test_blocked_commit_that_is_tried_again_and_again_outlives_the_journal() -> 
 @pytest.mark.parametrize("pass_time", [stay_quiet, change_owners])
 def test_pending_one_that_nobody_is_asked_about_outlives_the_journal(pass_time: Passing) -> None:
     """Its life does not end while an operator has paused the checks of its group: it is copied before its half message
-    goes, stays PREPARED, and is published (L)."""
+    goes, stays PREPARED, and can be parked and published from its copy (L)."""
     world = make_short_days()
 
     async def story() -> None:
@@ -194,12 +194,16 @@ def test_pending_one_that_nobody_is_asked_about_outlives_the_journal(pass_time: 
         kept = world.op_of("a").transaction
         assert (kept.state, kept.parked) == (TransactionState.PREPARED, 0)
         async with world.settling("last"):
+            await world.memory.clock.sleep_ms(5_000)
+            world.observer.owners[0].park({world.id_of("a"): MAX_CHECKS})  # the pause is over
+            await world.memory.clock.sleep_ms(1_000)
+            assert world.op_of("a").transaction.state is TransactionState.PARKED
             await world.commit("a")
             await world.settled()
 
     world.run(story())
     assert world.memory.visible("credits") == [b"v"]
-    assert len(world.memory.read_visible(world.topics.parked)) == 1
+    assert len(world.memory.read_visible(world.topics.parked)) == 2
 
 
 def test_parked_topic_that_refuses_does_not_stop_the_queue() -> None:
