@@ -54,12 +54,9 @@ class EventGuard:
     def __init__(self, target: Session | Connection) -> None:
         self.note_lost: Callable[[], None] = _ignore
         self.remedy = _COMMIT_AT_END
+        self.savepoints: frozenset[str] = frozenset()  # what is guarded goes when one of these is rolled back
         self._target = target
         self._watched: list[Session | Connection] = []
-
-    def is_in_savepoint(self) -> bool:
-        """Whether a roll back may undo less than the whole transaction."""
-        return self._target.in_nested_transaction()
 
     def arm(self, note_lost: Callable[[], None], remedy: str = _COMMIT_AT_END) -> None:
         """A commit from now on raises Misuse and does not happen; `note_lost` is called at a roll back or a close."""
@@ -69,6 +66,12 @@ class EventGuard:
         begun = self._target.get_transaction() if isinstance(self._target, Session) else None
         for connection, *_ in () if begun is None else list(begun._connections.values()):  # noqa: SLF001 - nothing else shows it
             self.watch(connection)
+        self.savepoints = frozenset(name for one in self._watched for name in _find_savepoints(one))
+
+    def fail(self, note_lost: Callable[[], None], remedy: str) -> None:
+        """What was guarded must go: no commit until a savepoint of its beginning is rolled back, or everything."""
+        self.note_lost = note_lost
+        self.remedy = remedy
 
     def watch(self, target: Session | Connection) -> None:
         """This one too, until `disarm`."""
@@ -97,6 +100,14 @@ def find_guard(session: object) -> EventGuard | None:
     for name in ("sync_session", "sync_connection"):  # asyncio's wrap them
         target = getattr(target, name, target)
     return EventGuard(target) if isinstance(target, Session | Connection) else None
+
+
+def _find_savepoints(target: Session | Connection) -> Iterable[str]:
+    """Names of those that a connection is in."""
+    nested = target.get_nested_transaction() if isinstance(target, Connection) else None
+    while nested is not None:
+        yield nested._savepoint  # noqa: SLF001 - nothing else names it
+        nested = nested._previous_nested  # noqa: SLF001 - as above
 
 
 def _ignore() -> None:
@@ -136,6 +147,13 @@ def _note_rollback(connection: Connection) -> None:
     _note_lost(connection)
 
 
+@event.listens_for(Engine, "rollback_savepoint")
+def _note_rollback_to(connection: Connection, name: str, _: object) -> None:
+    for guard in _GUARDS.get(connection, ()):
+        if name in guard.savepoints:
+            guard.note_lost()
+
+
 def _note_lost(target: Session | Connection) -> None:
     for guard in _GUARDS.get(target, ()):
         guard.note_lost()
@@ -173,7 +191,6 @@ class _OnceBlock(Generic[T]):
         self._pick = pick
         self._guard: EventGuard | None = None
         self._is_lost = False
-        self._is_in_savepoint = False
 
     def __bool__(self) -> NoReturn:
         raise Misuse("`once` is entered by `with`, and says by `as` whether the message is new")
@@ -187,7 +204,6 @@ class _OnceBlock(Generic[T]):
         self._guard = guard = find_guard(session)
         new = _insert_new(conn, self._inbox.table, self._inbox.consumer, self._ids)
         if guard is not None:
-            self._is_in_savepoint = guard.is_in_savepoint()
             guard.arm(self._note_lost, _COMMIT_INSIDE)
         return self._pick(new)
 
@@ -195,10 +211,10 @@ class _OnceBlock(Generic[T]):
         guard = self._guard
         if guard is None:
             return
-        if error is None or self._is_lost or self._is_in_savepoint:  # a savepoint goes back with the rows
+        if error is None or self._is_lost:
             guard.disarm()
         else:
-            guard.arm(guard.disarm, _COMMIT_FAILED)
+            guard.fail(guard.disarm, _COMMIT_FAILED)
         if error is None and self._is_lost:
             raise Misuse("the session was rolled back or closed in the `with` block of the inbox")
 

@@ -143,6 +143,41 @@ def test_failed_message_leaves_with_its_savepoint(engine: sa.Engine) -> None:
     assert take(inbox, engine, 2)
 
 
+def swallow(session: Session | sa.Connection, inbox: Inbox) -> None:
+    act(session, 0)  # SQLite's driver begins at the first write
+    with session.begin_nested():
+        with contextlib.suppress(ZeroDivisionError), inbox.once(session, make_message(1)) as is_new:
+            assert is_new
+            _ = 1 // 0
+        act(session, 1)
+
+
+def go_back(session: Session | sa.Connection, inbox: Inbox) -> None:
+    act(session, 0)
+    savepoint = session.begin_nested()
+    with inbox.once(session, make_message(1)) as is_new:
+        assert is_new
+        savepoint.rollback()
+        act(session, 1)
+
+
+@pytest.mark.parametrize("make", [Session, sa.Engine.connect], ids=["session", "connection"])
+@pytest.mark.parametrize("careless", [swallow, go_back])
+def test_savepoint_parts_no_message_from_what_it_causes(engine: sa.Engine, make: Any, careless: Any) -> None:
+    """Neither kept without the other: a block that failed within a savepoint cannot be committed, and one whose
+    savepoint is rolled back ends as with any roll back. Savepoints within a block are free."""
+    inbox = Inbox("stamps")
+    with make(engine) as session:
+        with pytest.raises(Misuse, match="inbox"), session.begin():
+            careless(session, inbox)
+        with session.begin(), inbox.once(session, make_message(2)):
+            act(session, 2)
+            session.begin_nested().rollback()
+            session.begin_nested().commit()
+    assert (written(engine), rows(engine)) == ([2], 1)
+    assert take(inbox, engine, 1)
+
+
 @pytest.mark.parametrize("user_database", ["postgresql", "mariadb"], indirect=True)
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_second_consumer_waits_for_the_first(engine: sa.Engine, *, is_kept: bool) -> None:
