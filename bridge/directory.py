@@ -82,13 +82,15 @@ class ProducerDirectory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class UnansweredRound:
-    """A round without an answer. `failure`: such as `refused`, `no-endpoint`, `bad-answer`, `status 404`."""
+    """A round without an answer. `failure`: such as `refused`, `no-endpoint`, `bad-answer`, `status 404`; `said`: how
+    the answer with that status begins."""
 
     transaction_id: str
     group: str
     at_ms: int
     failure: str
     endpoint: str | None
+    said: str = ""
 
 
 @dataclass(slots=True)

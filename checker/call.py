@@ -342,9 +342,15 @@ class EndpointCall:
     max_answer_bytes: int
 
 
+FIRST_BYTES = 120  # of an answer that is none: what a framework says of a wrong path or a wrong signature
+
+
 @dataclass(frozen=True, slots=True)
 class EndpointReply:
-    """A whole reply within the limits, or why there is none. `endpoint`: the URL without its query."""
+    """A whole reply within the limits, or why there is none. `endpoint`: the URL without its query.
+
+    `body`: with `Failure.STATUS`, its first bytes, for people.
+    """
 
     endpoint: str
     latency_ms: int
@@ -383,6 +389,11 @@ class LateCaller:
         """Cuts what is open."""
         if self._caller is not None:
             await self._caller.close()
+
+
+def show_first(body: bytes) -> str:
+    """The first bytes of an answer as a line that terminals, pages and databases take."""
+    return " ".join("".join(sign if sign.isprintable() else " " for sign in body.decode(errors="replace")).split())
 
 
 def failure_of(status: int) -> Failure | None:
@@ -424,7 +435,7 @@ class MemoryCaller(CheckCaller):
             failure = Failure.REFUSED if handler is None else Failure.TIMEOUT
             return EndpointReply(endpoint, latency_ms, failure=failure)
         failed = _failure_in(response, call)
-        body = b"" if failed else response.body
+        body = response.body[:FIRST_BYTES] if failed is Failure.STATUS else b"" if failed else response.body
         return EndpointReply(endpoint, latency_ms, response.status, body, response.retry_after, failed)
 
     async def close(self) -> None:

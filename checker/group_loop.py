@@ -28,6 +28,7 @@ from checker.call import (
     decode_answers,
     encode_call,
     make_check,
+    show_first,
     sign_call,
 )
 from checker.concurrency import GONE_MS, EndpointOrder, EndpointRotation, retry_after_ms
@@ -53,11 +54,12 @@ class _Open(NamedTuple):
 
 
 class _Silence(NamedTuple):
-    """Why nobody answered. `status`: of the endpoint's reply, if that is the reason."""
+    """Why nobody answered. `status`: of the endpoint's reply, if that is the reason; `said`: how that begins."""
 
     failure: Failure
     endpoint: str | None = None
     status: int = 0
+    said: str = ""
 
     @property
     def text(self) -> str:
@@ -222,7 +224,8 @@ class Round:
         if failure is Failure.GONE:
             self._disable(url, reply, monotonic_ms)
         is_status = failure in {Failure.STATUS, Failure.REDIRECT}
-        self._note(_Silence(failure, reply.endpoint, reply.status if is_status else 0))
+        said = show_first(reply.body) if failure is Failure.STATUS else ""
+        self._note(_Silence(failure, reply.endpoint, reply.status if is_status else 0, said))
         return answers
 
     def _disable(self, url: str, reply: EndpointReply, monotonic_ms: int) -> None:
@@ -293,7 +296,8 @@ def give_up(context: CheckContext, group: str, asks: Iterable[tuple[DueCheck, _S
         moment, wait_ms = context.moment_of(ask.queue_id), interval_ms + int(context.jitter() * _JITTER * interval_ms)
         context.timetable.set_unanswered(ask, moment, wait_ms, found_no_endpoint=silence.failure is Failure.NO_ENDPOINT)
         context.counts.count_silence(group, silence.failure.value)
-        rounds.append(UnansweredRound(_id_of(ask), group, moment.now_ms, silence.text, silence.endpoint))
+        at_ms = moment.now_ms
+        rounds.append(UnansweredRound(_id_of(ask), group, at_ms, silence.text, silence.endpoint, silence.said))
     context.recorder.add(rounds)
 
 

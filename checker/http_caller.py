@@ -10,7 +10,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from io import BytesIO
 
 import aiohttp
@@ -22,13 +22,14 @@ from yarl import URL
 
 from bridge.clock import Clock
 from bridge.directory import place_of
-from checker.call import CheckCaller, EndpointCall, EndpointReply, Failure, failure_of
+from checker.call import FIRST_BYTES, CheckCaller, EndpointCall, EndpointReply, Failure, failure_of
 from checker.endpoint_guard import CallbackPolicy, CheckedUrl, check_addresses, check_url
 
 _MAX_LINE_BYTES = 8_190
 _MAX_HEADERS = 100
 _OVERHEAD_BYTES = 64 * 1024  # status lines, headers, chunk sizes
 _RESOLVERS = 64
+_FIRST_BYTES_S = 0.25
 _NO_TIMEOUT = ClientTimeout(total=None, connect=None, sock_read=None, sock_connect=None)
 
 Resolve = Callable[[str, int], Sequence[str]]
@@ -131,11 +132,20 @@ async def _post(session: aiohttp.ClientSession, call: EndpointCall) -> _Exchange
         status = response.status
         failure = failure_of(status)
         if failure is not None:
-            return status, b"", response.headers.get("Retry-After"), failure
+            first = await _read_first(response) if failure is Failure.STATUS else b""
+            return status, first, response.headers.get("Retry-After"), failure
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
             return status, b"", None, Failure.COMPRESSED
         body = await _read(response, call.max_answer_bytes)
         return (status, b"", None, Failure.TOO_LARGE) if body is None else (status, body, None, None)
+
+
+async def _read_first(response: aiohttp.ClientResponse) -> bytes:
+    """The first bytes of an answer whose status already says that it is none; they are not waited for long."""
+    with suppress(TimeoutError, aiohttp.ClientError):
+        async with asyncio.timeout(_FIRST_BYTES_S):
+            return await response.content.read(FIRST_BYTES)
+    return b""
 
 
 async def _read(response: aiohttp.ClientResponse, most: int) -> bytes | None:

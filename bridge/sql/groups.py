@@ -336,7 +336,7 @@ def record_rounds(conn: Connection, rounds: Sequence[UnansweredRound]) -> None:
                 "endpoint": r.endpoint or "",
                 "unanswered": 1,
                 "last_unanswered_ms": r.at_ms,
-                "last_failure": r.failure,
+                "last_failure": f"{r.failure}: {r.said}" if r.said else r.failure,
             }
             for r in sorted(rounds, key=lambda r: (r.group, r.endpoint or "", r.at_ms))
         ],

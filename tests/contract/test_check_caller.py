@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from bridge.clock import SystemClock
-from checker.call import CheckCaller, EndpointCall, Failure, MemoryCaller, Response
+from checker.call import FIRST_BYTES, CheckCaller, EndpointCall, Failure, MemoryCaller, Response
 from checker.endpoint_guard import CallbackPolicy, parse_networks
 from checker.http_caller import HttpCaller
 
@@ -96,14 +96,21 @@ async def test_body_and_headers_go_there_and_the_answer_comes_back(endpoints: En
 
 
 @pytest.mark.parametrize(
-    ("status", "failure"),
-    [(201, "status"), (301, "redirect"), (307, "redirect"), (400, "status"), (410, "gone"), (500, "status")],
+    ("status", "failure", "first"),
+    [
+        (201, "status", b"x" * FIRST_BYTES),
+        (301, "redirect", b""),
+        (307, "redirect", b""),
+        (400, "status", b"x" * FIRST_BYTES),
+        (410, "gone", b""),
+        (500, "status", b"x" * FIRST_BYTES),
+    ],
 )
-async def test_other_statuses_are_failures(endpoints: Endpoints, status: int, failure: str) -> None:
-    """Their bodies are not looked at."""
-    url = await endpoints.serve(sending(Response(status, b"{}")))
+async def test_other_statuses_are_failures(endpoints: Endpoints, status: int, failure: str, first: bytes) -> None:
+    """Where the status says no more, the body's first bytes may tell a person why; no more is read of it."""
+    url = await endpoints.serve(sending(Response(status, b"x" * 1_000)))
     reply = await endpoints.caller.call(make_call(url))
-    assert (reply.status, reply.body, reply.failure) == (status, b"", failure)
+    assert (reply.status, reply.body, reply.failure) == (status, first, failure)
 
 
 async def test_pause_asked_for_is_handed_on(endpoints: Endpoints) -> None:

@@ -101,6 +101,13 @@ async def test_deadline_holds_over_the_whole_exchange(start: Start, behaviour: B
         await server.closed.get()
 
 
+async def test_status_is_told_though_its_body_never_comes(start: Start) -> None:
+    """Nobody waits long for words that only people read."""
+    server = await start(sending(b"HTTP/1.1 404 Not Found\r\nContent-Length: 9\r\n\r\n"))
+    reply = await call(url_of(server))
+    assert (reply.status, reply.failure, reply.body) == (404, Failure.STATUS, b"")
+
+
 async def test_endpoint_that_does_not_read_meets_the_deadline_too(start: Start) -> None:
     """A large body nobody takes."""
 

@@ -169,16 +169,17 @@ async def test_unanswered_rounds_are_added_up_in_timeline_and_health(
     row = make_row("0" * 28, "shop", 0, 1, 1)
     await database.run(lambda conn: insert_rows(conn, transactions, ALL_COLUMNS, [all_values(row)]))
     for at_ms in (10, 20, 30):
-        await directory.record_rounds([UnansweredRound("0" * 28, "shop", at_ms, "timeout", URL)])
+        await directory.record_rounds([UnansweredRound("0" * 28, "shop", at_ms, "status 404", URL, f"no {at_ms}")])
     await directory.record_rounds([UnansweredRound("0" * 28, "shop", 40, "no-endpoint", None)])
-    _, timeout, missing = await database.read(lambda conn: read_timeline(conn, "0" * 28))
-    assert timeout.type == missing.type == "check_unanswered"
-    assert (timeout.members["first_ms"], timeout.members["last_ms"], timeout.members["count"]) == (10, 30, 3)
+    _, refused, missing = await database.read(lambda conn: read_timeline(conn, "0" * 28))
+    assert refused.type == missing.type == "check_unanswered"
+    assert (refused.members["first_ms"], refused.members["last_ms"], refused.members["count"]) == (10, 30, 3)
+    assert refused.members["failure"] == "status 404"
     assert missing.members["failure"] == "no-endpoint"
     health = await directory.read_health("shop")
     assert health is not None
     assert [(h.endpoint.url, h.unanswered, h.last_failure) for h in health.endpoints] == [
-        ("", 1, "no-endpoint"), (URL, 3, "timeout"),
+        ("", 1, "no-endpoint"), (URL, 3, "status 404: no 30"),
     ]  # fmt: skip
     assert await directory.read_health("nobody") is None
 

@@ -11,7 +11,7 @@ from bridge.core.check_rules import CheckCalls, CheckTimes
 from bridge.core.record import EndRecord, Resolution, Source
 from bridge.core.transaction import MAX_CHECKS, MAX_LIFE, NO_ENDPOINT
 from bridge.store.message_store import PutStatus
-from checker.call import EndpointCall, Response
+from checker.call import FIRST_BYTES, EndpointCall, Response
 from tests.unit.checker.world import FIRST_MS, SECRET, World, hanging, saying, sending
 
 A, B, C = "https://a.example/", "https://b.example/", "https://c.example/"
@@ -217,6 +217,20 @@ async def test_turns_go_round(world: World) -> None:
         await world.pass_ms(7_000)
     assert [seen.url for seen in world.calls] == [A, B, A, B]
     assert len({seen.headers["webhook-id"] for seen in world.calls}) == 4
+
+
+async def test_first_bytes_of_an_answer_without_success_are_kept_for_people(world: World) -> None:
+    """As text that a database and a terminal take; what follows a 200 is never shown."""
+    world.add_group("shop", A)
+    world.serve(A, sending(404, b"no\x00\x1b[2J such\r\n\xffpath" + b"!" * 1_000))
+    world.prepare("shop")
+    await world.pass_ms(8_000)
+    (told,) = world.directory.rounds
+    assert (told.failure, told.said[:20]) == ("status 404", "no [2J such \ufffdpath!!!")
+    assert len(told.said) <= FIRST_BYTES
+    world.serve(A, sending(200, b"<html>"))
+    await world.pass_ms(60_000)
+    assert {one.said for one in world.directory.rounds if one.failure == "bad-answer"} == {""}
 
 
 @pytest.mark.parametrize(
