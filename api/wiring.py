@@ -7,7 +7,7 @@ import os
 import resource
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -53,6 +53,7 @@ from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
 from checker.call import CheckCaller
 from checker.endpoint_guard import CallbackPolicy, check_url, parse_networks
 from checker.http_caller import HttpCaller, resolve_name
+from checker.service import CallsOfGroup, add_notes
 from checker.webhooks import WebhookTarget
 
 if TYPE_CHECKING:
@@ -268,8 +269,16 @@ class _Process:
         self.node = Node(replace(kafka.back(database, self._open_caller), tracer=self._tracing), self._make_config())
         self._certificates: Certificates | None = None
         shared = {one.name: one.value for one in show_settings(settings) if one.name in SHARED}
-        self._board = ProcessBoard(database, self._clock, self.node.owner, shared)
+        self._board = ProcessBoard(database, self._clock, self.node.owner, shared, self._note_calls)
         self._doors: list[RemotingServer] = []
+
+    def _note_calls(self) -> Mapping[str, Sequence[int]]:
+        return {} if self.node.checks is None else self.node.checks.note_calls()
+
+    def _calls_of(self, group: str) -> CallsOfGroup | None:
+        """Of all processes; None if none of them asks anybody."""
+        own, others = self.node.calls_of(group), self._board.calls_of(group)
+        return add_notes([*others, own.note()] if own else others) if own or others else None
 
     def _open_caller(self) -> CheckCaller:
         caller = HttpCaller(self._callbacks, self._clock)
@@ -373,7 +382,7 @@ class _Process:
             is_read_only=http.console == "read-only",
             consumers=node.consumers,
             reports=http.reports,
-            calls_of=node.calls_of,
+            calls_of=self._calls_of,
             tracer=self._tracing,
             settings=[(one.name, one.value, one.origin.value) for one in show_settings(self._settings)],
         )

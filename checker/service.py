@@ -6,6 +6,7 @@ every group with something due has an asking loop of its own.
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from operator import add
 from typing import NamedTuple
 
 import structlog
@@ -35,10 +36,24 @@ class CheckGauges(NamedTuple):
 
 
 class CallsOfGroup(NamedTuple):
-    """Calls of this process to the endpoints of one group: how long they took since it began, and how many run now."""
+    """Calls to the endpoints of one group: how long they took since the process began, and how many run now."""
 
     took: Durations
     in_flight: int
+
+    def note(self) -> list[int]:
+        """As numbers, which other processes can add to their own."""
+        return [self.in_flight, *self.took.counts]
+
+
+def add_notes(notes: Iterable[Sequence[int]]) -> CallsOfGroup:
+    """The calls of several processes; a note of another version, with other bounds, is left out."""
+    took, in_flight = Durations(), 0
+    for running, *counts in notes:
+        if len(counts) == len(took.counts):
+            took.counts = list(map(add, took.counts, counts))
+            in_flight += running
+    return CallsOfGroup(took, in_flight)
 
 
 class CheckService(SettlerObserver):
@@ -66,6 +81,10 @@ class CheckService(SettlerObserver):
         """Beyond a number of groups they are measured together, and it is not said of one of them."""
         known = self.counts.groups.get(group)
         return CallsOfGroup(known.calls if known else Durations(), self._context.gate.slots.in_use_of(group))
+
+    def note_calls(self) -> dict[str, list[int]]:
+        """Of every group that is measured by itself; see `add_notes`."""
+        return {name: self.calls_of(name).note() for name in self.counts.groups}
 
     # --- SettlerObserver ---
 

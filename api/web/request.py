@@ -84,7 +84,7 @@ class Services:
     `signing`: secrets beside keys, for clients of RocketMQ. `sessions`: of people at the pages; None: nobody signs in.
     `webhooks`: who is told of the bridge's own events. `is_read_only`: pages let nobody do anything.
     `settings`: name, value and origin of each as they may be shown. `reports`: the folder of the runs of `report`.
-    `calls_of`: to the endpoints of a group, by this process; None if it asks nobody.
+    `calls_of`: to the endpoints of a group, by all processes; None if none is known that asks.
     """
 
     access: AccessService

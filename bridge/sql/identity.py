@@ -5,7 +5,7 @@ Rebuilding leaves it alone: a repeat of what may have been published must never 
 
 import json
 import secrets
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -296,21 +296,37 @@ _NOW_MS = {
 
 
 class ProcessNote(NamedTuple):
-    """What a process says of itself. `ahead_ms`: of the database's clock."""
+    """What a process says of itself. `ahead_ms`: of the database's clock. `calls`: to the endpoints of each group."""
 
     owner: str
     ahead_ms: int
     settings: Mapping[str, str]
+    calls: Mapping[str, Sequence[int]] = {}
 
 
 class ProcessBoard:
-    """What the processes of this bridge, this one too, noted lately. `settings`: of this process, as they are shown."""
+    """What the processes of this bridge, this one too, noted lately. `settings`: of this process, as they are shown.
 
-    def __init__(self, database: Database, clock: Clock, owner: str, settings: Mapping[str, str]) -> None:
+    `note_calls`: numbers by group, that only those understand who note them, too.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        owner: str,
+        settings: Mapping[str, str],
+        note_calls: Callable[[], Mapping[str, Sequence[int]]] = dict,
+    ) -> None:
         self._database = database
         self._clock = clock
         self._own = ProcessNote(owner, 0, settings)
+        self._note_calls = note_calls
         self._notes: list[ProcessNote] = []
+
+    def calls_of(self, group: str) -> list[Sequence[int]]:
+        """What others have noted of their calls to the endpoints of a group, some seconds ago."""
+        return [other.calls[group] for other in self._notes if group in other.calls]
 
     def describe(self) -> str:
         """How others differ from this process; nothing if none does."""
@@ -348,9 +364,12 @@ class ProcessBoard:
         now_ms: int = conn.execute(sa.text(_NOW_MS[conn.dialect.name])).scalar_one()
         own = self._own._replace(ahead_ms=(begun_ms + self._clock.now_ms()) // 2 - now_ms)
         values = {"seen_ms": now_ms, "ahead_ms": own.ahead_ms, "settings": json.dumps(own.settings)}
+        values["calls"] = json.dumps(self._note_calls())
         upsert = make_upsert(conn, processes).values(owner=own.owner, **values)
         conn.execute(upsert.on_conflict_do_update(index_elements=["owner"], set_=values))
         conn.execute(sa.delete(processes).where(processes.c.seen_ms < now_ms - _FORGOTTEN_MS))
         others = (processes.c.owner != own.owner, processes.c.seen_ms > now_ms - _GONE_MS)
         rows = conn.execute(sa.select(processes).where(*others).order_by(processes.c.owner))
-        return own, [ProcessNote(row.owner, row.ahead_ms, json.loads(row.settings)) for row in rows]
+        return own, [
+            ProcessNote(r.owner, r.ahead_ms, json.loads(r.settings), json.loads(r.calls or "{}")) for r in rows
+        ]

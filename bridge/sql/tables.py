@@ -380,6 +380,7 @@ processes = sa.Table(
     _int("seen_ms"),
     _int("ahead_ms"),
     _text("settings"),
+    _text("calls", null=True),
 )
 
 # Events that a webhook has not been told yet. `failure`: why not, the last time it was tried.

@@ -23,7 +23,7 @@ from bridge.sql.projection import clear_projection
 from bridge.sql.redrive import JobState, RedriveJob, advance_job, claim_job, create_job, find_job, list_jobs, stop_job
 from bridge.sql.rows import ALL_COLUMNS, AppliedPosition, LogIdentity, all_values, begin_position, make_row
 from bridge.sql.search import AGE_BOUNDS_S, read_stats
-from bridge.sql.tables import audit, endpoints, group_counts, transactions
+from bridge.sql.tables import audit, endpoints, group_counts, processes, transactions
 from bridge.sql.transactions import find_many, read_positions, read_timeline
 from checker.call import sign_call
 from outbox.client.checks import SignatureVerifier
@@ -299,6 +299,21 @@ async def test_processes_that_differ_are_named_by_each(database: Database) -> No
     assert "limits.message_bytes is '2000' in c, and '1000' in a" in a
     assert ("behind that of b" in b, "behind" in c, "ahead of that of c" in c) == (True, False, True)
     assert "topics.prefix" not in a + b + c
+
+
+async def test_process_hears_of_the_calls_that_others_make(database: Database) -> None:
+    """Those of settlers, which a page of an api shows; one of an older version tells nothing."""
+    clock, told = VirtualClock(), {"shop": [2, 5, 1]}
+    api = ProcessBoard(database, clock, "api", {})
+    settlers = [ProcessBoard(database, clock, name, {}, lambda: told) for name in ("one", "two")]
+    for board in (*settlers, api):
+        await board.run_once()
+    assert api.calls_of("shop") == [[2, 5, 1]] * 2
+    assert (api.calls_of("bank"), settlers[0].calls_of("shop")) == ([], [])
+    is_older = processes.c.owner == "one"
+    await database.run(lambda conn: conn.execute(sa.update(processes).where(is_older).values(calls=None)))
+    await api.run_once()
+    assert api.calls_of("shop") == [[2, 5, 1]]
 
 
 async def test_lease_belongs_to_one_until_it_ends(database: Database) -> None:

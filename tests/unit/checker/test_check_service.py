@@ -12,6 +12,7 @@ from bridge.core.record import EndRecord, Resolution, Source
 from bridge.core.transaction import MAX_CHECKS, MAX_LIFE, NO_ENDPOINT
 from bridge.store.message_store import PutStatus
 from checker.call import FIRST_BYTES, EndpointCall, Response
+from checker.service import add_notes
 from tests.unit.checker.world import FIRST_MS, SECRET, World, hanging, saying, sending
 
 A, B, C = "https://a.example/", "https://b.example/", "https://c.example/"
@@ -447,3 +448,17 @@ async def test_call_carries_the_trace_of_what_it_asks_about(world: World) -> Non
     first, second = world.calls
     assert (first.headers["traceparent"], first.headers["tracestate"]) == (parents[0].decode(), "a=1")
     assert first.headers.keys() - {"traceparent", "tracestate"} == second.headers.keys()
+
+
+async def test_calls_of_several_processes_add_up(world: World) -> None:
+    """As they note them for each other; what another version has noted otherwise is left out."""
+    world.add_group("shop", A)
+    world.serve(A, saying("COMMIT"))
+    world.prepare("shop")
+    await world.pass_ms(8_000)
+    noted = world.service.note_calls()
+    assert noted.keys() == {"shop"}
+    together = add_notes([noted["shop"], [3, *noted["shop"][1:]], [7, 1, 2]])
+    assert (together.in_flight, together.took.count) == (3, 2)
+    assert together.took.find_bound(0.5) == world.service.calls_of("shop").took.find_bound(0.5)
+    assert add_notes([]).took.count == 0
