@@ -16,6 +16,7 @@ from api.cli.output import (
     Exit,
     Output,
     OutputOption,
+    WholeSentences,
     encode,
     say,
     show_document,
@@ -34,7 +35,9 @@ _ENTRY_COLUMNS: list[Column] = [
     (name.upper(), itemgetter(name)) for name in ("at", "actor", "action", "target", "reason")
 ]
 
-audit = typer.Typer(no_args_is_help=True, help="Who did what, and a comparison of that with the chain.")
+audit = typer.Typer(
+    cls=WholeSentences, no_args_is_help=True, help="Who did what, and a comparison of that with the chain."
+)
 
 
 @audit.command("list", epilog="Example: outbox-bridge audit list -n 20")

@@ -19,6 +19,7 @@ from api.cli.output import (
     Output,
     OutputOption,
     Row,
+    WholeSentences,
     encode,
     say,
     show_document,
@@ -30,7 +31,9 @@ from bridge.directory import HIDDEN_QUERY, GroupSwitch
 
 # --- `group`: producer groups, and whether their endpoints answer checks as they must ---
 
-group = typer.Typer(no_args_is_help=True, help="Producer groups: who may answer checks, and how they are asked.")
+group = typer.Typer(
+    cls=WholeSentences, no_args_is_help=True, help="Producer groups: who may answer checks, and how they are asked."
+)
 
 NameArgument = Annotated[str, typer.Argument(metavar="GROUP", help="Producer group.")]
 CheckOption = Annotated[
@@ -339,7 +342,9 @@ def _parse(settings: list[str]) -> dict[str, object]:
 
 # --- `webhook`: who is told of the bridge's own events ---
 
-webhook = typer.Typer(no_args_is_help=True, help="Receivers of the bridge's own events; the settings name them.")
+webhook = typer.Typer(
+    cls=WholeSentences, no_args_is_help=True, help="Receivers of the bridge's own events; the settings name them."
+)
 
 _WEBHOOKS = "/v1/webhooks"
 

@@ -10,7 +10,7 @@ from api.cli.connect import fault_points
 from api.cli.demo import demo
 from api.cli.dev import dev
 from api.cli.groups import group, pause_all, resume_all, webhook
-from api.cli.output import Exit, explain, print_line, show_failure
+from api.cli.output import Exit, WholeSentences, explain, print_line, show_failure
 from api.cli.parked import parked
 from api.cli.relay import relay
 from api.cli.reports import report
@@ -20,9 +20,11 @@ from api.cli.transactions import stats, tx, version
 from api.cli.upkeep import config, doctor, migrate, openapi, projection, serve
 
 app = typer.Typer(
+    cls=WholeSentences,
     name="outbox-bridge",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # boxes cut names off at 80 columns
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Transactional messages for Kafka: in your database and in Kafka, or in neither.",
     epilog="First steps: outbox-bridge demo, then outbox-bridge dev. "

@@ -16,6 +16,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperGroup
 
 from bridge.broker.ports import BrokerError, JarsUnavailable
 from bridge.core.errors import (
@@ -145,6 +146,17 @@ def _make_console(stream: TextIO) -> Console:
     return Console(
         file=stream, width=None if is_terminal else _WIDE, highlight=False, emoji=False, soft_wrap=not is_terminal
     )
+
+
+class WholeSentences(TyperGroup):
+    """Commands with the whole first sentence about each, however narrow the terminal."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - of a private module
+        """Called for the help."""
+        shown = [(name, self.commands[name]) for name in self.list_commands(ctx)]
+        rows = [(name, command.get_short_help_str(_WIDE)) for name, command in shown if not command.hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
 
 def printable(value: object) -> str:

@@ -25,6 +25,7 @@ from api.cli.output import (
     Exit,
     Output,
     OutputOption,
+    WholeSentences,
     message_console,
     say,
     show_document,
@@ -125,7 +126,9 @@ def _is_later(failed: str | None, answered: str | None) -> bool:
 
 # --- `parked`: transactions that nobody could decide, and acts on many of them ---
 
-parked = typer.Typer(no_args_is_help=True, help="Parked transactions: list them, redrive many, stop that.")
+parked = typer.Typer(
+    cls=WholeSentences, no_args_is_help=True, help="Parked transactions: list them, redrive many, stop that."
+)
 # what `redrive` has begun, here or elsewhere
 _JOB_COLUMNS: list[Column] = [
     ("JOB", lambda job: job["job_id"]),

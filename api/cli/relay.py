@@ -20,6 +20,7 @@ from api.cli.output import (
     Exit,
     Output,
     OutputOption,
+    WholeSentences,
     encode,
     message_console,
     print_line,
@@ -125,8 +126,11 @@ class _Sayer(logging.Handler):
         say(record.getMessage(), "yellow")
 
 
-relay = typer.Typer(invoke_without_command=True, help="Publish the rows of an outbox table; act on refused ones.")
+relay = typer.Typer(
+    cls=WholeSentences, invoke_without_command=True, help="Publish the rows of an outbox table; act on refused ones."
+)
 parked = typer.Typer(
+    cls=WholeSentences,
     no_args_is_help=True,
     help="Rows that the bridge refused. Name the database before: relay --database-url ... parked list.",
 )

@@ -33,6 +33,7 @@ from api.cli.output import (
     Exit,
     Output,
     OutputOption,
+    WholeSentences,
     encode,
     message_console,
     print_line,
@@ -222,7 +223,11 @@ def _tell_jar(progress: FetchProgress) -> None:
     say(f"fetched {progress.name} ({progress.fetched} of {progress.total})")
 
 
-report = typer.Typer(no_args_is_help=True, help="Prove from Kafka that what was committed is what consumers can read.")
+report = typer.Typer(
+    cls=WholeSentences,
+    no_args_is_help=True,
+    help="Prove from Kafka that what was committed is what consumers can read.",
+)
 
 _OUT = Path(".outbox-bridge/reports")
 _LANDED = Path(".outbox-bridge/landed")

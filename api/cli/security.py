@@ -21,6 +21,7 @@ from api.cli.output import (
     Output,
     OutputOption,
     Row,
+    WholeSentences,
     encode,
     print_line,
     say,
@@ -34,7 +35,7 @@ from bridge.core.topics import KafkaRight, Role, least_rights, with_prefix
 
 # --- `key`: who may call the bridge, what for, and the keys that prove it ---
 
-key = typer.Typer(no_args_is_help=True, help="Principals, what they may do, and their API keys.")
+key = typer.Typer(cls=WholeSentences, no_args_is_help=True, help="Principals, what they may do, and their API keys.")
 
 PrincipalArgument = Annotated[str, typer.Argument(metavar="PRINCIPAL", help="Name of the caller, e.g. of a service.")]
 AllowOption = Annotated[
@@ -183,7 +184,7 @@ def _read_life(given: str) -> int:
 
 # --- `security`: the keys that encrypt secrets in the database ---
 
-security = typer.Typer(no_args_is_help=True, help="Keys that encrypt secrets in the database.")
+security = typer.Typer(cls=WholeSentences, no_args_is_help=True, help="Keys that encrypt secrets in the database.")
 
 if TYPE_CHECKING:
     from api.settings import Settings

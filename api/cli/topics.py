@@ -15,6 +15,7 @@ from api.cli.output import (
     Output,
     OutputOption,
     Row,
+    WholeSentences,
     encode,
     print_line,
     printable,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from api.wiring import KafkaParts
     from bridge.store.message_store import TopicDescription
 
-topic = typer.Typer(no_args_is_help=True, help="Topics: create, list, delete, read along.")
+topic = typer.Typer(cls=WholeSentences, no_args_is_help=True, help="Topics: create, list, delete, read along.")
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Topic.")]
 SettingOption = Annotated[

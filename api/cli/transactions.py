@@ -19,6 +19,7 @@ from api.cli.output import (
     Output,
     OutputOption,
     Row,
+    WholeSentences,
     encode,
     print_line,
     printable,
@@ -33,7 +34,11 @@ from bridge.core.transaction import TransactionState
 
 # --- `tx`: look transactions up, end them, and act on them as an operator ---
 
-tx = typer.Typer(no_args_is_help=True, help="Transactions: list, look up, watch, end, check, force, resume, abandon.")
+tx = typer.Typer(
+    cls=WholeSentences,
+    no_args_is_help=True,
+    help="Transactions: list, look up, watch, end, check, force, resume, abandon.",
+)
 
 _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _STUCK = "5m"

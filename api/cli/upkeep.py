@@ -15,6 +15,7 @@ from api.cli.output import (
     Output,
     OutputOption,
     Row,
+    WholeSentences,
     encode,
     message_console,
     print_line,
@@ -75,8 +76,10 @@ def serve(
 
 _SHOWN_IDS = 20
 
-projection = typer.Typer(no_args_is_help=True, help="The searchable copy of all transactions in SQL.")
-config = typer.Typer(no_args_is_help=True, help="Settings.")
+projection = typer.Typer(
+    cls=WholeSentences, no_args_is_help=True, help="The searchable copy of all transactions in SQL."
+)
+config = typer.Typer(cls=WholeSentences, no_args_is_help=True, help="Settings.")
 
 AcceptOption = Annotated[
     bool,

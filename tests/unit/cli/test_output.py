@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from api.cli.output import Output, printable, show_document, show_documents, show_members, show_rows
+from tests.unit.cli.conftest import Cli
 
 EXACT = b'{"value":{"big":123456789012345678901234567890,"decimal":1.10}}'
 
@@ -67,3 +68,23 @@ def test_narrow_terminal_gets_a_block_a_row(
     show_rows(rows, columns)
     lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
     assert [line.split() for line in lines] == [["x" * 60], ["key", "42"]]
+
+
+@pytest.mark.parametrize("words", [(), ("group", "set"), ("tx",), ("tx", "list"), ("report", "run"), ("relay",)])
+def test_help_cuts_nothing_off(words: tuple[str, ...], cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names, examples and sentences are whole in a terminal of 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = cli(*words, "--help").out
+    usage, *lines = shown.splitlines()
+    assert " ".join(["outbox-bridge", *words]) in usage
+    assert "..." not in (text := "\n".join(lines))
+    assert "\u2026" not in text
+    assert max(map(len, lines)) <= 80
+
+
+def test_lists_of_commands_tell_what_each_does(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the whole first sentence."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "End a transaction as an operator; the first recorded resolution still wins." in " ".join(
+        cli("tx", "--help").out.split()
+    )
