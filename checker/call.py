@@ -342,14 +342,15 @@ class EndpointCall:
     max_answer_bytes: int
 
 
-FIRST_BYTES = 120  # of an answer that is none: what a framework says of a wrong path or a wrong signature
+FIRST_BYTES = 120  # of an answer that is none, where its status says that the call was not looked into:
+TELLING_STATUSES = frozenset({401, 403, 404, 405})  # others may quote messages
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointReply:
     """A whole reply within the limits, or why there is none. `endpoint`: the URL without its query.
 
-    `body`: with `Failure.STATUS`, its first bytes, for people.
+    `body`: with one of TELLING_STATUSES its first bytes, for people.
     """
 
     endpoint: str
@@ -435,7 +436,8 @@ class MemoryCaller(CheckCaller):
             failure = Failure.REFUSED if handler is None else Failure.TIMEOUT
             return EndpointReply(endpoint, latency_ms, failure=failure)
         failed = _failure_in(response, call)
-        body = response.body[:FIRST_BYTES] if failed is Failure.STATUS else b"" if failed else response.body
+        shown = FIRST_BYTES if response.status in TELLING_STATUSES else 0
+        body = response.body[:shown] if failed else response.body
         return EndpointReply(endpoint, latency_ms, response.status, body, response.retry_after, failed)
 
     async def close(self) -> None:

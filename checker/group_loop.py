@@ -19,6 +19,7 @@ from bridge.settler.bodies import Loaded
 from bridge.store.halves import LoadedHalf
 from bridge.store.message_store import PutResult, PutStatus
 from checker.call import (
+    TELLING_STATUSES,
     Answers,
     Check,
     EndpointCall,
@@ -224,7 +225,7 @@ class Round:
         if failure is Failure.GONE:
             self._disable(url, reply, monotonic_ms)
         is_status = failure in {Failure.STATUS, Failure.REDIRECT}
-        said = show_first(reply.body) if failure is Failure.STATUS else ""
+        said = show_first(reply.body) if reply.status in TELLING_STATUSES else ""
         self._note(_Silence(failure, reply.endpoint, reply.status if is_status else 0, said))
         return answers
 

@@ -22,7 +22,7 @@ from yarl import URL
 
 from bridge.clock import Clock
 from bridge.directory import place_of
-from checker.call import FIRST_BYTES, CheckCaller, EndpointCall, EndpointReply, Failure, failure_of
+from checker.call import FIRST_BYTES, TELLING_STATUSES, CheckCaller, EndpointCall, EndpointReply, Failure, failure_of
 from checker.endpoint_guard import CallbackPolicy, CheckedUrl, check_addresses, check_url
 
 _MAX_LINE_BYTES = 8_190
@@ -132,7 +132,7 @@ async def _post(session: aiohttp.ClientSession, call: EndpointCall) -> _Exchange
         status = response.status
         failure = failure_of(status)
         if failure is not None:
-            first = await _read_first(response) if failure is Failure.STATUS else b""
+            first = await _read_first(response) if status in TELLING_STATUSES else b""
             return status, first, response.headers.get("Retry-After"), failure
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
             return status, b"", None, Failure.COMPRESSED

@@ -221,7 +221,7 @@ async def test_turns_go_round(world: World) -> None:
 
 
 async def test_first_bytes_of_an_answer_without_success_are_kept_for_people(world: World) -> None:
-    """As text that a database and a terminal take; what follows a 200 is never shown."""
+    """As text that a database and a terminal take; of those that may quote messages nothing is shown."""
     world.add_group("shop", A)
     world.serve(A, sending(404, b"no\x00\x1b[2J such\r\n\xffpath" + b"!" * 1_000))
     world.prepare("shop")
@@ -229,9 +229,10 @@ async def test_first_bytes_of_an_answer_without_success_are_kept_for_people(worl
     (told,) = world.directory.rounds
     assert (told.failure, told.said[:20]) == ("status 404", "no [2J such \ufffdpath!!!")
     assert len(told.said) <= FIRST_BYTES
-    world.serve(A, sending(200, b"<html>"))
-    await world.pass_ms(60_000)
-    assert {one.said for one in world.directory.rounds if one.failure == "bad-answer"} == {""}
+    for status, failure in ((200, "bad-answer"), (500, "status 500"), (422, "status 422")):
+        world.serve(A, sending(status, b"<html>"))
+        await world.pass_ms(60_000)
+        assert {one.said for one in world.directory.rounds if one.failure == failure} == {""}
 
 
 @pytest.mark.parametrize(
