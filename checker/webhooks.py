@@ -120,10 +120,11 @@ class WebhookPorts:
 
 
 class _Found(NamedTuple):
-    """What a look found, and where the next one goes on."""
+    """What a look found, and where the next one goes on, once it is kept."""
 
     happenings: list[Happening]
     marks: dict[str, str | None]
+    groups: dict[str, "GroupMark"]
 
 
 class Webhooks:
@@ -194,7 +195,7 @@ class Webhooks:
         """Keeps what has happened since the last look; whether there is more. Raises SqlUnavailable and StoreError."""
         known = await self._ports.database.read(read_surroundings)
         self.waiting = known.waiting
-        found = _Found([], {})
+        found = _Found([], {}, {})
         self._look_at_groups(known, found)
         self._look_at_queues(known, await self._ports.read_ages(), found)
         is_behind = await self._look_at_parked(known, found)
@@ -202,6 +203,7 @@ class Webhooks:
             source = self._name(known.identity)
             events = [make_cloud_event(source, happening) for happening in found.happenings]
             await self._keep(events, found.marks)
+        self._groups.update(found.groups)
         return is_behind
 
     async def _keep(self, events: Sequence[CloudEvent], marks: Mapping[str, str | None]) -> None:
@@ -216,11 +218,15 @@ class Webhooks:
     async def _look_at_parked(self, known: Surroundings, found: _Found) -> bool:
         """From the parked topic on, where this was looked at last; at first from its end."""
         queue, mark = MessageQueue(self._ports.topics.parked, PARKED_QUEUE), known.marks.get("parked")
+        topic_id = known.identity.get(queue.topic, TopicIdentity("", "")).topic_id
+        looked_id = known.marks.get("parked-topic", topic_id)
+        if looked_id != topic_id or "parked-topic" not in known.marks:
+            found.marks["parked-topic"] = topic_id
         if mark is None:
             found.marks["parked"] = str((await self._ports.store.get_offsets(queue)).stable)
             return False
-        got = await self._ports.store.get(queue, int(mark), _PORTION)
-        topic_id = known.identity.get(queue.topic, TopicIdentity("", "")).topic_id
+        begin = int(mark) if looked_id == topic_id else 0  # a topic that was made again is read from its beginning
+        got = await self._ports.store.get(queue, begin, _PORTION)
         parkings = [parking for stored in got.messages if (parking := _describe_parking(stored, topic_id))]
         found.happenings.extend(parkings)
         if got.next_begin_offset != int(mark):
@@ -232,7 +238,7 @@ class Webhooks:
             name = f"group:{group}"
             before = self._groups.get(group) or GroupMark.load(known.marks.get(name))
             after, event_type = judge_group(before, counts)
-            self._groups[group] = after
+            found.groups[group] = after
             if event_type is not None:
                 since_ms = after.since_ms if event_type == FAILING else before.since_ms if before else 0
                 data = {"producer_group": group, "since": show_time(since_ms), "unanswered_rounds": after.missed}
@@ -294,9 +300,11 @@ class Webhooks:
             return attempt
         self.counts[target.name, "failed"] += 1
         _LOG.warning("webhook_failed", webhook=target.name, event_id=delivery.event_id, reason=attempt.failure)
-        if attempt.status in _REFUSING and delivery.tries + 1 >= _MOST_REFUSALS:
+        is_refusal = attempt.status in _REFUSING
+        if is_refusal and delivery.refusals + 1 >= _MOST_REFUSALS:
             return await self._give_up(target, delivery.row_id, delivery.event_id, attempt.failure)
-        await database.run(partial(note_failure, row_id=delivery.row_id, failure=attempt.failure))
+        note = partial(note_failure, row_id=delivery.row_id, failure=attempt.failure, is_refusal=is_refusal)
+        await database.run(note)
         return attempt
 
     async def _give_up(self, target: WebhookTarget, row_id: int, event_id: str, reason: str) -> WebhookAttempt:

@@ -69,13 +69,13 @@ _R = check_results.c
 
 
 class Delivery(NamedTuple):
-    """An event that a webhook has not been told yet; `tries`: how often it was tried."""
+    """An event that a webhook has not been told yet; `refusals`: how often its receiver would not have it."""
 
     row_id: int
     event_id: str
     body: str
     created_ms: int
-    tries: int
+    refusals: int
 
 
 class Waiting(NamedTuple):
@@ -148,9 +148,9 @@ def remove_delivery(conn: Connection, row_id: int) -> None:
     conn.execute(sa.delete(webhook_deliveries).where(_D.id == row_id))
 
 
-def note_failure(conn: Connection, row_id: int, failure: str) -> None:
+def note_failure(conn: Connection, row_id: int, failure: str, *, is_refusal: bool) -> None:
     """It was tried in vain."""
-    values = {"tries": _D.tries + 1, "failure": failure}
+    values = {"tries": _D.tries + int(is_refusal), "failure": failure}
     conn.execute(sa.update(webhook_deliveries).where(_D.id == row_id).values(values))
 
 

@@ -11,8 +11,17 @@ import pytest
 import sqlalchemy as sa
 from standardwebhooks.webhooks import Webhook
 
-from bridge.core.errors import HaltKind
-from bridge.sql.events import Happening, RoundCounts, add_deliveries, find_delivery, make_cloud_event
+from bridge.core.errors import HaltKind, SqlUnavailable
+from bridge.sql.events import (
+    Happening,
+    RoundCounts,
+    add_deliveries,
+    find_delivery,
+    keep_events,
+    make_cloud_event,
+    read_marks,
+    write_marks,
+)
 from bridge.sql.identity import Halt, store_halt
 from bridge.sql.leases import LeaseHolder
 from bridge.sql.tables import webhook_deliveries
@@ -140,6 +149,34 @@ def test_event_that_a_receiver_refuses_is_given_up_and_the_next_is_told(scene: S
     assert scene.bridge.call("GET", "/v1/webhooks").document["webhooks"][0]["waiting"] == 0
 
 
+def test_tries_in_vain_are_no_refusals(scene: Scene) -> None:
+    """A receiver that was away for long, and refuses once as it comes back, gets the event all the same."""
+    scene.ops.status = 503
+    transaction_id = scene.park()
+    while len(scene.ops.calls) < 5:
+        scene.bridge.pass_ms(5_000)
+    scene.ops.status = 400
+    while len(scene.ops.calls) < 6:
+        scene.bridge.pass_ms(5_000)
+    scene.ops.status = 204
+    scene.bridge.pass_ms(60_000)
+    assert [event["subject"] for event in scene.ops.events] == [transaction_id] * 7
+
+
+def test_parked_topic_that_was_made_again_is_read_from_its_beginning(scene: Scene) -> None:
+    """What was noted of the one before says nothing of it."""
+    scene.park()
+    told = scene.ops.events[0]
+    marks = scene.bridge.sql(read_marks)
+    for offset in (marks["parked"], "500"):
+        before = {"parked": offset, "parked-topic": "another"}
+        scene.bridge.sql(lambda conn, before=before: write_marks(conn, before))
+        scene.ops.calls.clear()
+        scene.bridge.pass_ms(10_000)
+        assert scene.ops.events == [told]
+        assert scene.bridge.sql(read_marks) == marks
+
+
 def test_group_that_answers_nothing_fails_and_recovers(scene: Scene) -> None:
     """Told once each."""
     del scene.bridge.endpoints[CHECK_URL]
@@ -156,6 +193,28 @@ def test_group_that_answers_nothing_fails_and_recovers(scene: Scene) -> None:
     assert scene.ops.types()[:2] == [FAILING, RECOVERED]
     assert scene.ops.types().count(RECOVERED) == 1
     assert PARKED in scene.ops.types()
+
+
+def test_group_that_fails_while_sql_is_away_is_told_later(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And that it has recovered: an event that could not be kept is found again by the next look."""
+    kept: list[str] = []
+
+    def keep(conn: sa.Connection, wanted: Any, **rest: Any) -> Any:
+        types = [event.type for event in wanted["ops"]]
+        if types and types[0] not in kept:
+            kept.append(types[0])
+            raise SqlUnavailable("away")
+        return keep_events(conn, wanted, **rest)
+
+    monkeypatch.setattr("checker.webhooks.keep_events", keep)
+    del scene.bridge.endpoints[CHECK_URL]
+    body = {"producer_group": "shop", "messages": [{"topic": "orders", "value": 1}]}
+    scene.bridge.call("POST", "/v1/transactions", body)
+    scene.bridge.pass_ms(150_000)
+    assert (kept, scene.ops.types()) == ([FAILING], [FAILING])
+    scene.bridge.endpoints[CHECK_URL] = answer_unknown
+    scene.bridge.pass_ms(120_000)
+    assert scene.ops.types().count(RECOVERED) == 1
 
 
 def test_queue_that_halts_is_told_once(scene: Scene) -> None:
