@@ -290,7 +290,8 @@ class AuditTopic:
             "before": None if row.before is None else JsonText(row.before),
             "after": None if row.after is None else JsonText(row.after),
         }
-        told = make_cloud_event(source, Happening(f"audit.{row.what}", str(link.number), row.target, row.at_ms, data))
+        # not by its number alone: behind a restored backup the same numbers are other acts
+        told = make_cloud_event(source, Happening(f"audit.{row.what}", link.mac, row.target, row.at_ms, data))
         headers = [("content-type", CLOUD_EVENTS_JSON.encode())]
         return Message(self.topic, row.target.encode(), told.text.encode(), headers, 0)
 

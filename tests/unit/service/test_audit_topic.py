@@ -12,7 +12,7 @@ from bridge.core.message import MessageQueue
 from bridge.node import Node
 from bridge.service.audit import AuditTopic
 from bridge.service.operate import Who
-from bridge.sql.tables import event_marks
+from bridge.sql.tables import audit, audit_links, event_marks
 from tests.support.service_world import ServiceWorld, make_service_world
 
 TOPIC = "orders"
@@ -53,6 +53,26 @@ def test_acts_are_told_once_as_they_stand_in_the_audit(tmp_path: Path) -> None:
             assert (data["actor"], data["reason"], data["number"], data["before"]) == ("ann", "why", 1, None)
             assert data["after"]["accept_prepares"] is True
             assert "whsec_" not in json.dumps([put, rotated])
+
+    world.run(story())
+
+
+def test_acts_behind_a_restored_backup_are_other_events(tmp_path: Path) -> None:
+    """The chain gives its numbers again; whoever drops what it has heard must not drop them."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api:
+            topic = open_topic(world, api)
+            await api.groups.put("shop", GroupSettings(), [], WHO)
+            assert await topic.run_once() == 1
+            for table in (audit_links, audit, event_marks):  # as the backup has them
+                await world.database.run(lambda conn, table=table: conn.execute(sa.delete(table)))
+            await api.groups.put("other", GroupSettings(), [], WHO)
+            assert await topic.run_once() == 1
+            told = await read_told(world)
+            assert [(event["data"]["number"], event["subject"]) for event in told] == [(1, "shop"), (1, "other")]
+            assert len({event["id"] for event in told}) == 2
 
     world.run(story())
 
