@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, 
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine
@@ -83,14 +83,24 @@ def insert_record(conn: Connection, table: sa.Table, transaction_id: str, produc
     conn.execute(statement, {"transaction_id": transaction_id, "producer_group": producer_group})
 
 
-def read_states(conn: Connection, table: sa.Table, transaction_ids: Collection[str]) -> tuple[Mapping[str, str], int]:
-    """State by transaction id, and the time up to which records may have been deleted; of one moment."""
+class RecordState(NamedTuple):
+    """What a record says, and since when."""
+
+    state: str
+    at_ms: int
+
+
+def read_states(
+    conn: Connection, table: sa.Table, transaction_ids: Collection[str]
+) -> tuple[Mapping[str, RecordState], int]:
+    """States by transaction id, and the time up to which records may have been deleted; of one moment."""
     query = sa.select(table.c.transaction_id, table.c.state, table.c.at_ms).where(
         table.c.transaction_id.in_([*transaction_ids, CLEANED_ID])
     )
     rows = conn.execute(query).all()
     horizon_ms = next((row.at_ms for row in rows if row.state == CLEANED), 0)
-    return {row.transaction_id: row.state for row in rows if row.state != CLEANED}, horizon_ms
+    known = {row.transaction_id: RecordState(row.state, row.at_ms) for row in rows if row.state != CLEANED}
+    return known, horizon_ms
 
 
 def insert_bars(conn: Connection, table: sa.Table, transaction_ids: Sequence[str], producer_group: str) -> None:
@@ -399,8 +409,14 @@ def _tell_known(
         states, horizon_ms = read_states(conn, table, [check.transaction_id for check in checks])
     for check in checks:
         if check.transaction_id in states:
-            tell(check, _RESOLUTIONS[states[check.transaction_id]])
+            tell(check, _resolve(states[check.transaction_id], check.born_ms - config.margin_ms))
     return [check for check in checks if check.transaction_id not in states], horizon_ms
+
+
+def _resolve(found: RecordState, earliest_ms: int) -> Resolution:
+    """What a local transaction wrote before then was another run's, of an idempotency key that the bridge has forgotten
+    since: it does not say that anything is to be published once more."""
+    return Resolution.UNKNOWN if found.state == WRITTEN and found.at_ms < earliest_ms else _RESOLUTIONS[found.state]
 
 
 def _bar(conn: Connection, table: sa.Table, config: RecordConfig, checks: Sequence[Check]) -> None:

@@ -14,6 +14,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import orm
 
+from bridge.core.measures import show_time
 from checker.call import sign_call
 from outbox.asgi import CheckApp as AsgiCheckApp
 from outbox.check_handler import (
@@ -44,7 +45,7 @@ def make_call(*transaction_ids: str, group: str = "orders") -> bytes:
             "transaction_id": transaction_id,
             "check_number": 1,
             "nonce": f"1-{transaction_id:a>20}",
-            "born_time": "2090-01-31T12:00:00.000Z",
+            "born_time": show_time(time.time_ns() // 1_000_000),
             "idempotency_key": None,
             "messages": [{"topic": "orders", "key": None, "value": "v", "headers": []}],
         }

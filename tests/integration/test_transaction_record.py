@@ -181,6 +181,23 @@ async def test_async_twin_says_the_same(user_database: UserDatabase) -> None:
     await engine.dispose()
 
 
+def test_record_of_days_before_is_of_another_run(record: TransactionRecord, engine: sa.Engine) -> None:
+    """An idempotency key repeated after the bridge forgot it names a new transaction, whose local one finds the record
+    of the first and is barred. What the first has published is not published again; what was barred stays so."""
+    with orm.Session(engine) as session:
+        record.write(session, "kept", "orders")
+        session.commit()
+    assert ask(record, engine, "gone") == [ROLLBACK]
+    with engine.begin() as conn:
+        written = sa.select(record.table.c.at_ms).where(record.table.c.transaction_id == "kept")
+        conn.execute(sa.update(record.table).values(at_ms=record.table.c.at_ms - 8 * DAY_MS))
+        at_ms = conn.scalar(written)
+    with orm.Session(engine) as session, pytest.raises(LocalTransactionBarred):
+        record.write(session, "kept", "orders")
+    assert ask(record, engine, "kept", "gone", born_ms=at_ms + 8 * DAY_MS) == [UNKNOWN, ROLLBACK]
+    assert ask(record, engine, "kept", born_ms=at_ms + DAY_MS) == [COMMIT]  # clocks may be a day apart
+
+
 def test_cleaning_forgets_without_lying(user_database: UserDatabase) -> None:
     """A record that may have been deleted proves nothing by its absence: UNKNOWN, and no bar."""
     record = TransactionRecord(make_record_table(sa.MetaData()), RecordConfig(max_clean_rows=3))

@@ -1,6 +1,7 @@
 """Checks asked of transaction records, as the check handler asks them."""
 
 import threading
+import time
 
 import sqlalchemy as sa
 
@@ -8,7 +9,7 @@ from outbox.client.checks import Check
 from outbox.client.listener import Resolution
 from outbox.transaction_record import TransactionRecord
 
-YOUNG_MS = 4_000_000_000_000  # born after any cleaning
+YOUNG_MS = time.time_ns() // 1_000_000  # born after any cleaning
 
 
 def make_check(transaction_id: str, born_ms: int = YOUNG_MS, *, is_trial: bool = False) -> Check:
