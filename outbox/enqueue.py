@@ -20,6 +20,7 @@ from sqlalchemy import Connection, Executable
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
+from outbox.client.calls import check_ordering_key
 from outbox.client.errors import InvalidMessage
 from outbox.client.message import add_trace
 from outbox.tables import make_outbox_table
@@ -56,7 +57,7 @@ def enqueue(
     table: sa.Table = _DEFAULT_TABLE,
     notify: bool = True,
 ) -> Sequence[str]:
-    """Writes a row for each message; commits nothing. Their message ids.
+    """Writes a row for each message; commits nothing. Their message ids. Raises InvalidMessage.
 
     `notify`: wakes relays at once (PostgreSQL). Commits that notify go one after the other: switch it off where many
     commit at the same time; relays then look by themselves.
@@ -137,7 +138,7 @@ def _tell() -> sa.ColumnElement[Any]:
 def _make_row(message: OutboxMessage, ordering_key: str | None) -> dict[str, Any]:
     if not hasattr(message, "topic"):
         raise InvalidMessage(f"give a Message, not {type(message).__name__}")
-    order = message.key if ordering_key is None else ordering_key.encode()
+    order = message.key if ordering_key is None else check_ordering_key(ordering_key).encode()
     return {
         "message_id": str(uuid.uuid4()),
         "topic": message.topic,

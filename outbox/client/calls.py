@@ -185,6 +185,18 @@ def check_transaction_id(transaction_id: str) -> None:
         raise InvalidMessage("not a transaction id as the bridge gave it")
 
 
+def check_ordering_key(text: str) -> str:
+    """The key itself. Raises InvalidMessage for what the bridge would refuse."""
+    is_text = isinstance(text, str) and 1 <= len(text) <= 1_000
+    if not is_text or any(byte in text for byte in SEPARATORS):
+        raise InvalidMessage("an ordering key has 1..1,000 characters, without 0x00, 0x01 and 0x02")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidMessage("an ordering key holds a lone surrogate") from None
+    return text
+
+
 def check_options(options: Mapping[str, object]) -> None:
     """Raises Misuse for names that are none: an option with a typing error must not be left out silently."""
     unknown = sorted(options.keys() - PrepareOptions.__annotations__.keys())
@@ -201,7 +213,7 @@ def _encode_options(options: PrepareOptions) -> list[str]:
     ordering_key, idempotency_key = options.get("ordering_key"), options.get("idempotency_key")
     members = []
     if ordering_key is not None:
-        members.append(f'"ordering_key":{quote(_checked_ordering_key(ordering_key))}')
+        members.append(f'"ordering_key":{quote(check_ordering_key(ordering_key))}')
     if idempotency_key is not None:
         if not isinstance(idempotency_key, str) or _IDEMPOTENCY_KEY.fullmatch(idempotency_key) is None:
             raise InvalidMessage("an idempotency key has 1..200 printable ASCII characters")
@@ -214,14 +226,3 @@ def _encode_options(options: PrepareOptions) -> list[str]:
             raise InvalidMessage(f"{name} is an integer from {least} to {most}")
         members.append(f'"{name}":{int(number)}')
     return members
-
-
-def _checked_ordering_key(text: str) -> str:
-    is_text = isinstance(text, str) and 1 <= len(text) <= 1_000
-    if not is_text or any(byte in text for byte in SEPARATORS):
-        raise InvalidMessage("an ordering key has 1..1,000 characters, without 0x00, 0x01 and 0x02")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InvalidMessage("an ordering key holds a lone surrogate") from None
-    return text

@@ -315,6 +315,16 @@ USES: dict[str, tuple[Use, str, str]] = {
         "InvalidMessage",
         "give a Message, not str",
     ),
+    "empty ordering key to `enqueue`": (
+        lambda desk: enqueue(Session(desk.engine), Message("orders"), ordering_key=""),
+        "InvalidMessage",
+        "an ordering key has 1..1,000 characters, without 0x00, 0x01 and 0x02",
+    ),
+    "number as ordering key to `enqueue`": (
+        lambda desk: enqueue(Session(desk.engine), Message("orders"), ordering_key=42),  # type: ignore[arg-type]
+        "InvalidMessage",
+        "an ordering key has 1..1,000 characters, without 0x00, 0x01 and 0x02",
+    ),
     "`enqueue` with asyncio's session": (
         lambda desk: enqueue(AsyncSession(desk.async_engine), Message("orders")),  # type: ignore[arg-type]
         "Misuse",
