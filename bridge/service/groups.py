@@ -22,6 +22,7 @@ from bridge.sql.transactions import count_live
 
 MAX_ENDPOINTS = 100
 MAX_LEASED_ENDPOINTS = 1_000
+_NOT_READ = "the database cannot say now what became of it"
 UrlRule = Callable[[str], str | None]
 """Why a callback URL is refused; None if it may be called."""
 Proof = Callable[[ProducerGroup, str], Awaitable[str | None]]
@@ -145,8 +146,10 @@ class GroupService:
             is_changed = await self._directory.switch_group(name, what, act, is_paused=is_paused)
         except SqlUnavailable as error:
             return refuse_sql(error)
-        group = self._directory.get(name)
-        return refuse_group(name) if is_changed is None or group is None else group
+        if is_changed is None:
+            return refuse_group(name)
+        # of one that another process made a moment ago nothing is known here if the database went away since
+        return self._directory.get(name) or replace(refuse_unavailable(_NOT_READ), outcome=Outcome.UNKNOWN)
 
     async def switch_prepares(self, who: Who, *, is_paused: bool) -> Refused | None:
         """Takes nothing new of any group, or takes it again; all that has begun goes on. Repeating it is no error."""

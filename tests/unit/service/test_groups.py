@@ -12,7 +12,7 @@ from bridge.service.contract import EndCall, Outcome, Prepared, RefusalCode, Ref
 from bridge.service.groups import MAX_LEASED_ENDPOINTS, EndpointRegistered, GroupSaved, GroupService
 from bridge.service.operate import Who
 from bridge.service.reads import AuditList
-from bridge.sql.groups import GroupHealth
+from bridge.sql.groups import GroupHealth, put_group
 from tests.support.service_world import make_service_world
 
 WHO = Who("ada", "why")
@@ -52,6 +52,31 @@ def test_put_creates_once_and_tells_its_secret_once(tmp_path: Path) -> None:
             assert audit.entries[1].before == told
             assert audit.entries[1].after == told | {"endpoints": ["https://b.example/x"], "interval_ms": 60_000}
             assert "whsec" not in str(audit)
+
+    world.run(story())
+
+
+def test_pause_of_a_group_that_cannot_be_read_afterwards_is_not_denied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group was made by another process; the database goes away between the pause and the look at it."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api:
+            await world.database.run(lambda conn: put_group(conn, "shop", GroupSettings(), [], 0))
+
+            async def fail() -> None:
+                raise SqlUnavailable("away")
+
+            with monkeypatch.context() as away:
+                away.setattr(api.directory, "refresh", fail)
+                paused = await api.groups.switch("shop", GroupSwitch.CHECKS, WHO, is_paused=True)
+            assert isinstance(paused, Refused)
+            assert (paused.code, paused.outcome) == (RefusalCode.UNAVAILABLE, Outcome.UNKNOWN)
+            again = await api.groups.switch("shop", GroupSwitch.CHECKS, WHO, is_paused=True)
+            assert isinstance(again, ProducerGroup)
+            assert again.settings.pauses_checks
 
     world.run(story())
 
