@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -176,6 +176,7 @@ SESSION_COOKIE = "outbox-bridge-console"
 LANGUAGE_COOKIE = "outbox-bridge-language"
 LANGUAGES = ("en", "zh")
 _CHINESE: Mapping[str, str] = json.loads((_FOLDER / "zh.json").read_text(encoding="utf-8"))
+_SENTENCES: Mapping[str, str] = json.loads((_FOLDER / "sentences.zh.json").read_text(encoding="utf-8"))
 
 
 class Section(NamedTuple):
@@ -224,6 +225,7 @@ def fragment(request: ApiRequest, template: str, **members: object) -> str:
         base=base,
         language="en" if language == "en" else "zh-Hans",
         _=partial(_translate, language),
+        say=partial(say, language),
         place=request.path.partition(PREFIX)[2].strip("/") + (f"?{query}" if query else ""),
         here=request.path.partition(PREFIX)[2].strip("/").partition("/")[0],
         menu=[section for section in MENU if _may_open(request, section)],
@@ -291,6 +293,26 @@ def _has_session(request: ApiRequest) -> bool:
 
 def _translate(language: str, text: str) -> str:
     return _CHINESE[text] if language == "zh" else text
+
+
+@cache
+def _make_patterns() -> list[tuple[re.Pattern[str], str]]:
+    """The first that fits counts: longer templates come before what is a part of them."""
+    parts = re.compile(r"\\\{\d\\\}")
+    return [(re.compile(parts.sub("(.+?)", re.escape(english))), chinese) for english, chinese in _SENTENCES.items()]
+
+
+def say(language: str, text: str) -> str:
+    """A sentence of `bridge.core.explanation` in the reader's language; what no template has, such as the reason of a
+    halt, stays as it is."""
+    if language == "en":
+        return text
+    if text.endswith("."):
+        return f"{say(language, text[:-1])}\u3002"
+    for pattern, chinese in _make_patterns():
+        if (found := pattern.fullmatch(text)) is not None:
+            return chinese.format(*[say(language, part) for part in found.groups()])
+    return text
 
 
 def _link(base: str, *parts: str, **query: object) -> str:

@@ -8,9 +8,11 @@ import pytest
 from jinja2 import Environment, nodes
 
 from api.console import home, parked, render
-from api.console.render import LANGUAGES, MENU
+from api.console.render import LANGUAGES, MENU, say
 from api.console.transactions import _TABS
+from bridge.core.explanation import _BLOCKED, _BY, _PARKED, _SILENT
 from tests.support.whole_bridge import WholeBridge
+from tests.unit.core.test_explanation import CASES
 
 FOLDER = Path(render.__file__).parent
 CHINESE = json.loads((FOLDER / "zh.json").read_text(encoding="utf-8"))
@@ -126,3 +128,39 @@ def test_what_needs_a_person_is_said_in_the_readers_language(bridge: WholeBridge
     for form, told in zip(forms, ("1000", "", ""), strict=True):
         (alert,) = re.findall(r'role="alert">([^<]*)<', form)
         assert (alert.startswith("Nothing was done"), told in alert) == (language == "en", True)
+
+
+QUOTED = ("the op topic holds no position", "gone", "Local: Unknown partition", "https://shop/checks")
+
+
+@pytest.mark.parametrize("text", [said.text for _, __, said in CASES.values()])
+def test_explanations_are_told_in_chinese(text: str) -> None:
+    """Whole, with every number and time of the English ones; what others have said is quoted as it is."""
+    chinese = say("zh", text)
+    assert say("en", text) == text
+    assert chinese.endswith("\u3002")
+    assert sorted(re.findall(r"\d[\dTZ-]*", text)) == sorted(re.findall(r"\d[\dTZ-]*", chinese))
+    for quoted in QUOTED:
+        chinese = chinese.replace(quoted, "")
+    assert re.findall(r"\b[a-z]{2,}", chinese) == []
+
+
+@pytest.mark.parametrize("word", [*_SILENT.values(), *_BLOCKED.values(), *_PARKED.values(), *_BY.values()])
+def test_each_part_of_an_explanation_has_its_chinese(word: str) -> None:
+    """Also with a status and an address behind it."""
+    assert re.findall(r"\b[a-z]{2,}", say("zh", word)) == []
+    assert re.findall(r"\b[a-z]{2,}", say("zh", f"{word} (404) (10.0.0.1)")) == []
+
+
+def test_unknown_sentences_stay_as_they_are() -> None:
+    """No page fails for one."""
+    assert say("zh", "Something else {0}") == "Something else {0}"
+
+
+def test_transaction_is_explained_in_the_language_of_its_page(bridge: WholeBridge) -> None:
+    """The sentence at the top of it."""
+    body = {"producer_group": "shop", "messages": [{"topic": "orders", "value": {"n": 1}}]}
+    one = bridge.call("POST", "/v1/transactions", body).document["transaction_id"]
+    page = bridge.call("GET", f"/console/transactions/{one}", headers={"accept-language": "zh"}).body.decode()
+    assert "其生产者尚未结束它" in page
+    assert "its producer has not ended it" not in page
