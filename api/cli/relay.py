@@ -126,13 +126,9 @@ class _Sayer(logging.Handler):
         say(record.getMessage(), "yellow")
 
 
-relay = typer.Typer(
-    cls=WholeSentences, invoke_without_command=True, help="Publish the rows of an outbox table; act on refused ones."
-)
+relay = typer.Typer(cls=WholeSentences, invoke_without_command=True, help="Publish outbox rows; act on refused ones.")
 parked = typer.Typer(
-    cls=WholeSentences,
-    no_args_is_help=True,
-    help="Rows that the bridge refused. Name the database before: relay --database-url ... parked list.",
+    cls=WholeSentences, no_args_is_help=True, help="Refused rows, as in: relay --database-url ... parked list."
 )
 relay.add_typer(parked, name="parked")
 
