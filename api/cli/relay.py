@@ -128,7 +128,7 @@ class _Sayer(logging.Handler):
 
 relay = typer.Typer(cls=WholeSentences, invoke_without_command=True, help="Publish outbox rows; act on refused ones.")
 parked = typer.Typer(
-    cls=WholeSentences, no_args_is_help=True, help="Refused rows, as in: relay --database-url ... parked list."
+    cls=WholeSentences, no_args_is_help=True, help="Refused rows. Used as: relay --database-url URL parked list."
 )
 relay.add_typer(parked, name="parked")
 
