@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from api.cli.reports import driver_jars
+from spark.read.table_list import SQLITE
 from tests.support.bridge_process import wait_until
 from tests.support.example_process import EXAMPLES, environment, install_wheel
 from tests.support.example_stage import Stage
@@ -74,6 +76,7 @@ def desk(
     for tool in _TOOLS:
         if shutil.which(tool) is None:
             pytest.skip(f"no {tool}")
+    driver_jars([SQLITE])  # a page's commands would fetch it, and their network leads nowhere
     folder = tmp_path_factory.mktemp("desk")
     programs = install_wheel(folder, stage.wheel)
     for name in ("pip", "uvicorn"):
