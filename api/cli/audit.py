@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api.cli.connect import DEFAULT_URL, ConfigOption, HttpReply, UrlOption, find_all, load, run_loop
+from api.cli.connect import DEFAULT_URL, ConfigOption, UrlOption, find_all, load, run_loop
 from api.cli.output import (
     Column,
     CommandFailed,
@@ -20,10 +20,9 @@ from api.cli.output import (
     encode,
     say,
     show_document,
-    show_documents,
     show_rows,
 )
-from api.cli.transactions import CursorOption, LimitOption
+from api.cli.transactions import CursorOption, LimitOption, show_page
 
 if TYPE_CHECKING:
     from api.settings import Settings
@@ -48,15 +47,7 @@ def list_entries(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Who did what to what, and why, newest first."""
-    found, following = find_all(url, "/v1/audit", "entries", {"cursor": cursor}, limit)
-    if output is not Output.TABLE:
-        show_documents(found, output)
-    elif found:
-        show_rows([HttpReply(200, bytes(entry)).members for entry in found], _ENTRY_COLUMNS)
-    else:
-        say("none found")
-    if following is not None:
-        say(f"more: --cursor {following}")
+    show_page(find_all(url, "/v1/audit", "entries", {"cursor": cursor}, limit), output, _ENTRY_COLUMNS)
 
 
 @audit.command(epilog="Example: outbox-bridge audit verify -o json")

@@ -29,7 +29,6 @@ from api.cli.output import (
     message_console,
     say,
     show_document,
-    show_documents,
     show_members,
     show_rows,
 )
@@ -212,12 +211,7 @@ def jobs(
 ) -> None:
     """Jobs that redrives have begun, whoever began them and from where, newest first."""
     found = call(url, "GET", "/v1/parked/redrive", query={"limit": limit}).items("jobs")
-    if output is not Output.TABLE:
-        show_documents(found, output)
-    elif found:
-        show_rows([HttpReply(200, bytes(job)).members for job in found], _JOB_COLUMNS)
-    else:
-        say("none found")
+    show_page((found, None), output, _JOB_COLUMNS)
 
 
 @parked.command(epilog='Example: outbox-bridge parked stop 0af3c1 --reason "the shop is overloaded"')

@@ -198,7 +198,7 @@ def find_id(url: str, text: str) -> str:
 def show_page(
     found: tuple[list[Any], str | None], output: Output, columns: Sequence[Column] = TRANSACTION_COLUMNS
 ) -> None:
-    """A list of transactions; says how to go on if there are more."""
+    """A list of what was found, of transactions or else; says how to go on if there are more."""
     documents, following = found
     if output is Output.TABLE:
         rows = [HttpReply(200, bytes(document)).members for document in documents]
