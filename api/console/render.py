@@ -13,6 +13,7 @@ from urllib.parse import quote, urlencode
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from api.web.bodies import MAX_REASON_CHARS
 from api.web.request import ApiRequest
 from api.web.road import HttpAnswer
 from bridge.core.grants import Verb
@@ -344,6 +345,7 @@ def _make_environment() -> Environment:
         bytes=show_bytes, count=show_count, cut=cut, duration=show_duration, size=show_size, spell=spell, time=_time,
         bdi=isolate, json_text=to_text,
     )  # fmt: skip
+    made.globals["max_reason_chars"] = MAX_REASON_CHARS
     return made
 
 
