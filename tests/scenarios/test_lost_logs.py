@@ -3,7 +3,9 @@
 import pytest
 
 from bridge.core.message import Message
+from bridge.store.memory.link import StepKind
 from bridge.store.memory.log import Topic
+from tests.support.held_steps import HeldSteps
 from tests.support.settler_world import SettlerWorld, make_settler_world
 
 KEYED = Message("credits", b"k", b"v")
@@ -90,3 +92,22 @@ def test_topic_recreated_under_a_running_owner_halts_it() -> None:
 
     world.run(story())
     assert world.memory.visible("credits") == []
+
+
+def test_topic_recreated_under_a_take_over_halts_it() -> None:
+    """It does not wait for the end of what is gone, which nobody will ever reach (62)."""
+    faults = HeldSteps()
+    world = make_settler_world(faults=faults)
+
+    async def story() -> None:
+        await live(world)
+        coming = faults.hold(StepKind.GET, client="next", subject=world.topics.half)
+        async with world.settling("next"):
+            await coming.reached.wait()  # the end of the op topic is known, nothing of it is read
+            recreate(world, world.topics.op)
+            coming.release()
+            await world.memory.clock.sleep_ms(10_000)
+            assert world.settlers["next"].status[0].hold.value == "halted"
+
+    world.run(story())
+    assert world.memory.visible("credits") == [b"v"]
