@@ -22,7 +22,7 @@ from tests.support.postgres import PostgresServer
 _PENDING, _PARKED, _GROUPS = 10_000, 1_000, 20
 _AT_ONCE = 20_000
 _MOST_MS = 200
-_PAGES = (
+PAGES = (
     "",
     "search",
     "search?state=PREPARED",
@@ -66,11 +66,14 @@ _DIALECTS = {
 }
 
 
-def fill(database_url: str, count: int) -> None:
-    """Copies of the one transaction that is there: ids, keys, groups and times of their own."""
+def fill(database_url: str, count: int, pending: int = _PENDING, parked: int = _PARKED) -> None:
+    """Copies of the one transaction that is there: ids, keys, groups and times of their own.
+
+    The first ones are pending, so many after them parked, and the others committed.
+    """
     engine = sa.create_engine(database_url)
     numbers, padded, key = _DIALECTS[engine.dialect.name]
-    is_open, is_pending = f"n <= {_PENDING + _PARKED}", f"n <= {_PENDING}"
+    is_open, is_pending = f"n <= {pending + parked}", f"n <= {pending}"
     rows = {
         "id": "t.id + n * 1024",
         "transaction_id": f"substr(t.transaction_id, 1, 18) || {padded} || '0'",
@@ -90,7 +93,7 @@ def fill(database_url: str, count: int) -> None:
                 one = f"(SELECT * FROM {table.name} ORDER BY id LIMIT 1)"
                 statement = f"INSERT INTO {table.name} ({', '.join(names)}) SELECT {values} FROM {numbers} c, {one} t"
                 conn.execute(sa.text(statement), {"first": first, "last": min(first + _AT_ONCE - 1, count)})
-    prepared, pending, parked = (number // _GROUPS for number in (count, _PENDING, _PARKED))
+    prepared, pending, parked = (number // _GROUPS for number in (count, pending, parked))
     with engine.begin() as conn:
         for group in range(_GROUPS):
             counts = f"'group-{group}', {prepared}, {prepared - pending - parked}, 0, 0, {parked}, 0"
@@ -137,7 +140,7 @@ def main() -> None:
         assert process.http.post(f"/v1/transactions/{one}/commit", json={}).status_code == 200
         wait_until(lambda: process.get("/v1/stats").json().get("pending") == 0, 30, "the projection")
         fill(bridge.database_url, given.transactions)
-        for path in (*_PAGES, f"transactions/{one}"):
+        for path in (*PAGES, f"transactions/{one}"):
             median, p95 = measure(process, path, given.rounds)
             print(
                 f"{path or '(home)':45} median {median:7.1f} ms  p95 {p95:7.1f} ms{'  SLOW' if p95 > _MOST_MS else ''}"
