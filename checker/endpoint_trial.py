@@ -93,6 +93,7 @@ _PATIENT_MS = 60_000  # for bodies that take their time on the way
 _AGAIN_MS = 250
 _REVIVAL_MS = 60_000
 _AT_ONCE = 2
+_PROBES_AT_ONCE = 8  # groups; their endpoints are called all at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +125,12 @@ class TrialReport(NamedTuple):
 
 class EndpointTrials:
     """Trials at the endpoints of groups. They leave nothing behind: no answer counts, and each call says that it is
-    a trial. A few at once; the others wait."""
+    a trial. A few at once; the others wait, probes for probes alone."""
 
     def __init__(self, caller: CheckCaller) -> None:
         self._caller = caller
         self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._probes = asyncio.Semaphore(_PROBES_AT_ONCE)
 
     async def attack(self, group: ProducerGroup, plan: TrialPlan) -> TrialReport:
         """All trials at each endpoint, one endpoint after the other."""
@@ -155,7 +157,7 @@ class EndpointTrials:
 
     async def probe(self, group: ProducerGroup) -> TrialReport:
         """One signed call to each endpoint, all at once, about no transaction."""
-        async with self._turns:
+        async with self._probes:
             trials = [_EndpointTrial(self._caller, group, endpoint.url) for endpoint in group.endpoints]
             await asyncio.gather(*[trial.probe() for trial in trials])
         return TrialReport([finding for trial in trials for finding in trial.findings], [])

@@ -23,9 +23,20 @@ import msgspec
 
 from api.cli.connect import call, client_for, find_all, quoted
 from api.cli.output import CommandFailed
-from api.cli.parked import BROKEN, OK, SKIPPED, WARNING, Diagnosis, Probes, judge_groups, judge_stats
 from api.cli.security import count_secrets
 from api.settings import Origin, Settings, find_open_servers
+from api.web.health import (
+    BROKEN,
+    OK,
+    SKIPPED,
+    WARNING,
+    Diagnosis,
+    Probes,
+    judge_check,
+    judge_groups,
+    judge_stats,
+    tell_unknown,
+)
 from api.wiring import KafkaParts, find_denied, kafka_parts, open_database
 from bridge.broker.ports import JavaMissing, find_java
 from bridge.core.errors import BridgeError, SqlUnavailable, StoreError
@@ -408,7 +419,7 @@ def _examine_bridge(url: str) -> list[Diagnosis]:
         said = "is ready" if is_ready else "is not ready"
         remedy = "Set OUTBOX_BRIDGE_KEY: what it checked is shown to callers with a key."
         return [Diagnosis(OK if is_ready else BROKEN, "bridge", said, remedy)]
-    return [_judge_check(check) for check in checks] + _examine_work(url)
+    return [judge_check(check) for check in checks] + _examine_work(url)
 
 
 def _examine_work(url: str) -> list[Diagnosis]:
@@ -416,7 +427,7 @@ def _examine_work(url: str) -> list[Diagnosis]:
         stats = call(url, "GET", "/v1/stats").members
         listed, _ = find_all(url, "/v1/producer-groups", "producer_groups", {}, _MOST_GROUPS)
     except CommandFailed as failed:
-        return [Diagnosis(WARNING, "work", f"is not known: {failed.reason}", failed.remedy)]
+        return [tell_unknown(failed.reason, failed.remedy)]
     groups = [msgspec.json.decode(group) for group in listed]
     with ThreadPoolExecutor(_PROBES_AT_ONCE) as pool:
         return judge_stats(stats) + judge_groups(zip(groups, pool.map(partial(_probe_group, url), groups), strict=True))
@@ -432,9 +443,3 @@ def _probe_group(url: str, group: Mapping[str, Any]) -> Probes:
     except CommandFailed:  # no right to change the group, or a bridge of a release before
         return None
     return probes
-
-
-def _judge_check(check: Mapping[str, Any]) -> Diagnosis:
-    is_mild = check.get("degraded") and check["name"] != "processes"
-    verdict = OK if check["ok"] else WARNING if is_mild else BROKEN
-    return Diagnosis(verdict, f"bridge {check['name']}", check["detail"] or "ok")

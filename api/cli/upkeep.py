@@ -29,7 +29,7 @@ from api.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from api.cli.parked import Diagnosis
+    from api.web.health import Diagnosis
     from bridge.giving_up import Loss
 
 

@@ -221,7 +221,7 @@ async def try_endpoints(request: ApiRequest, group: str) -> HttpAnswer:
         report = await services.trials.probe(known)
     else:
         report = await services.trials.attack(known, TrialPlan(body.committed, body.open))
-    return json_answer(200, _render_report(report), NO_STORE)
+    return json_answer(200, render_report(report), NO_STORE)
 
 
 def _check_ids(body: TryEndpoints) -> None:
@@ -233,7 +233,8 @@ def _check_ids(body: TryEndpoints) -> None:
             check_transaction_id(text, place)
 
 
-def _render_report(report: TrialReport) -> TrialsAnswer:
+def render_report(report: TrialReport) -> TrialsAnswer:
+    """Findings, and what can be asked again."""
     return TrialsAnswer(
         [TrialAnswer(one.endpoint, one.trial, one.verdict.value, *one[3:]) for one in report.findings],
         [msgspec.convert(one._asdict(), EarlierAnswerBody) for one in report.later],

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from tests.support.bridge_process import Bridge, wait_until
 from tests.support.browser import find_chromium
-from tests.support.console_scene import GONE, HOSTILE, Scene, console_scene
+from tests.support.console_scene import DEAD, GONE, HOSTILE, Scene, console_scene
 from tests.support.source_tree import ROOT
 
 AXE = (ROOT / "tests" / "support" / "axe.min.js").read_text()
@@ -164,6 +164,22 @@ def test_pages_are_whole_in_chinese(browser: Browser, scene: Scene) -> None:
         page.get_by_role("button", name="English").click()
         page.get_by_role("heading", name="Who answers its checks").wait_for()
         assert page.url.endswith("/groups/shop")
+
+
+@pytest.mark.parametrize("locale", ["en-GB", "zh-CN"])
+def test_examination_finds_the_dead_endpoint(browser: Browser, scene: Scene, locale: str) -> None:
+    """Without scripts too; the page is as whole as the others."""
+    with tab(browser, scene, viewport={"width": 360, "height": 900}, locale=locale) as page:
+        page.goto("settings")
+        page.locator('form[action$="settings"] button').click()
+        page.get_by_text(DEAD).first.wait_for()
+        page.evaluate(AXE)
+        found = page.evaluate(EMPTY) + page.evaluate(LAID) + page.evaluate(FLAWS, RULES)
+        assert (page.evaluate(WIDE), found) == (0, [])
+    with tab(browser, scene, java_script_enabled=False) as page:
+        page.goto("settings")
+        page.get_by_role("button", name="Examine now").click()
+        page.get_by_text(f"{DEAD}: no answer: refused").wait_for()
 
 
 def test_times_are_shown_in_utc_or_in_the_readers_own(browser: Browser, scene: Scene) -> None:

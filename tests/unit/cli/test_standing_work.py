@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from api.cli.parked import BROKEN, OK, WARNING, Probes, judge_group, judge_stats
+from api.web.health import BROKEN, OK, WARNING, Probes, judge_group, judge_stats
 
 EARLY, LATE = "2026-01-01T00:00:00.000Z", "2026-01-01T00:00:01.000Z"
 CALM = {"blocked": 0, "parked": 0, "settle_lag_seconds": 0.5, "projection_lag_seconds": 0.0}

@@ -85,8 +85,8 @@ def test_unknown_acts_and_transactions_are_problems(bridge: WholeBridge) -> None
     assert bridge.submit(f"/console/transactions/{transaction_id}/commit", {}).status == 422
 
 
-# what changes nothing of the bridge: who reads, and in which language
-_OF_READERS = {"/console/sign-in", "/console/sign-out", "/console/language"}
+# what changes nothing of the bridge: who reads, in which language, and an examination
+_OF_READERS = {"/console/sign-in", "/console/sign-out", "/console/language", "/console/settings"}
 
 
 def test_read_only_pages_offer_no_act_and_take_none(tmp_path: Path) -> None:

@@ -154,3 +154,16 @@ def test_address_from_another_site_leads_to_itself_first(keyed: WholeBridge) -> 
     reply = keyed.call("GET", "/console/search?state=PARKED", headers={"sec-fetch-site": "cross-site"})
     assert reply.status == 200
     assert 'content="0; url=./search?state=PARKED"' in reply.body.decode()
+
+
+def test_examination_calls_the_groups_that_the_reader_may_test(keyed: WholeBridge) -> None:
+    """He sees no other group, and of those that he may read alone what their last checks came to."""
+    for group in ("own", "read", "foreign"):
+        keyed.call("PUT", f"/v1/producer-groups/{group}", {"endpoints": [{"url": f"https://{group}/"}]}, PROOF)
+        prepare(keyed, group)
+    grants = ({"verbs": ["read", "admin"], "groups": "own"}, {"verbs": ["read"], "groups": "read"})
+    page = keyed.submit("/console/settings", {}, sign_in(keyed, make_key(keyed, "shopkeeper", *grants)))
+    text = page.body.decode()
+    assert (page.status, "https://own/: no answer: refused" in text, "1 of 2 were not called" in text) == (200, 1, 1)
+    assert ("https://read" in text, "foreign" in text) == (False, False)
+    assert keyed.submit("/console/settings", {}, {"origin": "https://evil.example"}).status in {401, 403}
