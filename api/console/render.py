@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -296,23 +296,43 @@ def _translate(language: str, text: str) -> str:
     return _CHINESE[text] if language == "zh" else text
 
 
+_HOLE = re.compile(r"\{(\w+)\}")
+_MOST_SAID = 1_000  # characters: longer ones are not looked at, since that may take long
+_DEEPEST_SAID = 40  # sentences inside one another: details of many topics, one behind the other
+
+
 @cache
-def _make_patterns() -> list[tuple[re.Pattern[str], str]]:
-    """The first that fits counts: longer templates come before what is a part of them."""
-    parts = re.compile(r"\\\{\d\\\}")
-    return [(re.compile(parts.sub("(.+?)", re.escape(english))), chinese) for english, chinese in _SENTENCES.items()]
+def _make_patterns() -> list[tuple[re.Pattern[str], str, bool]]:
+    """The first that fits counts: longer templates come before what is a part of them. Last, whether it is a frame
+    without a word of its own."""
+    made = []
+    for english, chinese in _SENTENCES.items():
+        pieces = _HOLE.split(english)  # every second one is the name of a hole
+        parts = [f"(?P<_{one}>.+?)" if n % 2 else re.escape(one) for n, one in enumerate(pieces)]
+        made.append((re.compile("".join(parts), re.DOTALL), chinese, not re.search("[a-z]", "".join(pieces[::2]))))
+    return made
 
 
-def say(language: str, text: str) -> str:
-    """A sentence of `bridge.core.explanation` in the reader's language; what no template has, such as the reason of a
-    halt, stays as it is."""
-    if language == "en":
+@lru_cache(maxsize=4_096)
+def say(language: str, text: str, depth: int = 0) -> str:
+    """A sentence of the bridge in the reader's language; what no template has stays as it is.
+
+    A hole with a number holds a sentence of the bridge too; one with a name holds what is kept: a name, a number, or
+    what Kafka, an endpoint or a person has said. `depth`: in how many sentences it stands.
+    """
+    if language == "en" or len(text) > _MOST_SAID or depth > _DEEPEST_SAID:
         return text
+    if text in _SENTENCES:
+        return _SENTENCES[text]
     if text.endswith("."):
-        return f"{say(language, text[:-1])}\u3002"
-    for pattern, chinese in _make_patterns():
+        said = say(language, text[:-1], depth)
+        return text if said == text[:-1] else f"{said}\u3002"
+    for pattern, chinese, is_frame in _make_patterns():
         if (found := pattern.fullmatch(text)) is not None:
-            return chinese.format(*[say(language, part) for part in found.groups()])
+            held: Mapping[str, str] = {name[1:]: part for name, part in found.groupdict().items()}
+            told = {name: say(language, part, depth + 1) if name.isdigit() else part for name, part in held.items()}
+            if not is_frame or told != held:
+                return _HOLE.sub(lambda hole: told[hole[1]], chinese)  # noqa: B023 - called before the next round
     return text
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -134,8 +133,7 @@ def show_problem(request: ApiRequest, problem: Problem) -> HttpAnswer:
     """A problem as a page; who is not known yet is led to where he signs in."""
     if is_unproven(problem) and request.method == "GET":
         return lead_to_sign_in(request)
-    phrase = HTTPStatus(problem.type.status).phrase
-    shown = render(request, "problem.html", problem.type.status, problem=problem, phrase=phrase)
+    shown = render(request, "problem.html", problem.type.status, problem=problem)
     kept = [(name, text) for name, text in problem_headers(problem).items() if name.lower() != "content-type"]
     shown.headers = (*shown.headers, *kept)
     return shown

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,10 @@ from jinja2 import Environment, nodes
 from api.console import home, parked, render
 from api.console.render import LANGUAGES, MENU, say
 from api.console.transactions import _TABS
+from api.web.problems import PROBLEMS
 from bridge.core.explanation import _BLOCKED, _BY, _PARKED, _SILENT
+from checker.call import Failure
+from tests.support.shown_texts import read_shown_texts
 from tests.support.whole_bridge import WholeBridge
 from tests.unit.core.test_explanation import CASES
 
@@ -94,7 +98,7 @@ def test_every_page_is_there_in_every_language(bridge: WholeBridge, language: st
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_words_for_what_happened_and_what_is_next_are_translated_too(bridge: WholeBridge, language: str) -> None:
-    """Names, reasons and sentences of the bridge stay as the API has them."""
+    """In lists and in timelines."""
     body = {"producer_group": "shop", "messages": [{"topic": "orders", "value": {"n": 1}}]}
     one = bridge.call("POST", "/v1/transactions", body).document["transaction_id"]
     headers = {"cookie": f"outbox-bridge-language={language}"}
@@ -130,7 +134,15 @@ def test_what_needs_a_person_is_said_in_the_readers_language(bridge: WholeBridge
         assert (alert.startswith("Nothing was done"), told in alert) == (language == "en", True)
 
 
-QUOTED = ("the op topic holds no position", "gone", "Local: Unknown partition", "https://shop/checks")
+# commands, settings, codes and terms of the field are the same in Chinese
+KEPT = re.compile(r"`[^`]*`|\([\w-]+\)|\bop\b|[\w/.-]*[./_=-][\w/.-]*")
+
+
+def english_of(chinese: str) -> list[str]:
+    return re.findall(r"\b[a-z]{2,}", KEPT.sub("", chinese))
+
+
+QUOTED = ("gone", "Local: Unknown partition", "https://shop/checks")
 
 
 @pytest.mark.parametrize("text", [said.text for _, __, said in CASES.values()])
@@ -142,7 +154,7 @@ def test_explanations_are_told_in_chinese(text: str) -> None:
     assert sorted(re.findall(r"\d[\dTZ-]*", text)) == sorted(re.findall(r"\d[\dTZ-]*", chinese))
     for quoted in QUOTED:
         chinese = chinese.replace(quoted, "")
-    assert re.findall(r"\b[a-z]{2,}", chinese) == []
+    assert english_of(chinese) == []
 
 
 @pytest.mark.parametrize("word", [*_SILENT.values(), *_BLOCKED.values(), *_PARKED.values(), *_BY.values()])
@@ -155,6 +167,81 @@ def test_each_part_of_an_explanation_has_its_chinese(word: str) -> None:
 def test_unknown_sentences_stay_as_they_are() -> None:
     """No page fails for one."""
     assert say("zh", "Something else {0}") == "Something else {0}"
+
+
+def test_everything_that_is_wrong_has_its_chinese() -> None:
+    """Titles, details and remedies of problems, findings, and details of checks, as the code makes them."""
+    texts = {**read_shown_texts()}
+    for row in PROBLEMS.values():
+        texts |= dict.fromkeys((row.title, row.remedy), row.slug)
+    flaws = {}
+    for text, place in texts.items():
+        chinese = say("zh", text.replace("{}", "7"))
+        is_chinese = re.search("[\u4e00-\u9fff]", chinese) is not None
+        if not is_chinese or english_of(chinese) or chinese.count("7") < text.count("{}"):
+            flaws[text] = (place, chinese)
+    assert flaws == {}
+    assert len(texts) > 350
+
+
+@pytest.mark.parametrize("code", [*_SILENT, *_BLOCKED, *_PARKED, *Failure])
+def test_codes_of_reasons_have_their_chinese(code: str) -> None:
+    """With the code behind it, by which logs and the interface are searched."""
+    chinese = say("zh", code)
+    assert (re.search("[\u4e00-\u9fff]", chinese) is not None, f"({code})" in chinese) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "chinese"),
+    [
+        ("producer group parked does not exist: `outbox-bridge group put` makes it", "生产者组 parked 不存在："),
+        ("no answer: status 404: gone", "没有回答：状态码 404：gone"),
+        (
+            "https://a/b: no answer: refused; 2 wait for their end",
+            "https://a/b：没有回答：连接被拒绝 (refused)；2 个等待结束",
+        ),
+        ("Local: broker (7) is down; see its log.", "Local: broker (7) is down; see its log."),
+        ("this caller was not granted `admin` for producer group ok", "此调用者对生产者组 ok没有 `admin` 权限"),
+    ],
+)
+def test_what_others_have_said_stays_as_it_is(text: str, chinese: str) -> None:
+    """Names, and texts of Kafka and of endpoints, even where the bridge has the same words."""
+    assert say("zh", text).startswith(chinese)
+
+
+def test_hostile_text_takes_no_time() -> None:
+    """However often it begins like a sentence."""
+    begun = time.perf_counter()
+    for piece in (" (", ") (", "; ", ": ", " is  in , and  in ", " of ", ", which begins at "):
+        assert say("zh", "x" + piece * (990 // len(piece)))
+    assert time.perf_counter() - begun < 10
+
+
+def test_problems_and_reasons_are_told_in_chinese(bridge: WholeBridge) -> None:
+    """On pages of problems, after an act that is refused, in lists, and of endpoints."""
+    zh = {"accept-language": "zh"}
+    bridge.call("PUT", "/v1/producer-groups/shop", {"endpoints": [{"url": "https://shop/"}]})
+    bridge.call("PUT", "/v1/producer-groups/mail", {"check": {"max_lifetime_seconds": 30}})
+    for group in ("shop", "mail"):
+        body = {"producer_group": group, "messages": [{"topic": "orders"}]}
+        one = bridge.call("POST", "/v1/transactions", body).document["transaction_id"]
+    bridge.pass_ms(120_000)
+
+    def page(path: str) -> str:
+        return bridge.call("GET", f"/console/{path}", headers=zh).body.decode()
+
+    refused = bridge.submit(f"/console/transactions/{one}/abandon", {"reason": "back"}, zh).body.decode()
+    assert ("提交没有受阻。" in refused, "没有改变任何内容" in refused, "Commit is not" in refused) == (
+        True,
+        True,
+        False,
+    )
+    unknown = page("search?state=X")
+    assert ("请求不符合约定的格式" in unknown, "须为其中之一：" in unknown) == (True, True)
+    assert "没有端点 (NO_ENDPOINT)" in page("parked")
+    assert "连接被拒绝 (refused)" in page("groups/shop")
+    found = bridge.submit("/console/settings", {}, zh).body.decode()
+    assert ("没有回答：连接被拒绝 (refused)" in found, "请启动生产者，或更正主机和端口" in found) == (True, True)
 
 
 def test_transaction_is_explained_in_the_language_of_its_page(bridge: WholeBridge) -> None:
