@@ -11,6 +11,7 @@ import pytest
 
 from api.console import site
 from api.web.health import judge_check, judge_groups, judge_stats
+from api.web.request import CheckResult, Services
 from checker.call import EndpointCall, Response
 from tests.support.whole_bridge import WholeBridge
 
@@ -92,3 +93,22 @@ def test_read_only_page_examines_without_a_call(tmp_path: Path) -> None:
         found = [row[:2] for row in examine(bridge)]
         assert {("group dead", "broken"), ("parked", "broken"), ("groups", "skipped")} <= set(found)
         assert "group alive" not in [what for what, _ in found]
+
+
+def test_settings_that_differ_between_processes_are_broken(tmp_path: Path) -> None:
+    """As `doctor` says it, though readiness calls that degraded."""
+
+    async def differ() -> CheckResult:
+        return CheckResult(is_ok=False, is_degraded=True, detail="the clock of a is 9.0 s ahead of that of b")
+
+    def adapt(usual: Services) -> Services:
+        return replace(usual, readiness={"processes": differ})
+
+    with WholeBridge(tmp_path, {"orders": 1}, adapt=adapt) as bridge:
+        assert examine(bridge)[0] == (
+            "bridge processes",
+            "broken",
+            "the clock of a is 9.0 s ahead of that of b",
+            "nothing",
+        )
+        assert "a 的时钟比 b 的快 9.0 秒" in [row[2] for row in examine(bridge, {"accept-language": "zh"})]
