@@ -297,7 +297,7 @@ def _translate(language: str, text: str) -> str:
 
 
 _HOLE = re.compile(r"\{(\w+)\}")
-_MOST_SAID = 1_000  # characters: longer ones are not looked at, since that may take long
+_MOST_SAID = 600  # characters: longer ones are not looked at, since the time for one grows with the cube of that
 _DEEPEST_SAID = 40  # sentences inside one another: details of many topics, one behind the other
 
 
