@@ -91,10 +91,16 @@ def _unpack(chunk: bytearray, at: int) -> QueueEntry:
 # --- how far back a successor must read: L in the journal, O in the op topic. Queues with lazy deletion, no scans ---
 
 
+# An op message written shortly before its transaction was old says nothing of a copy, nor does one whose copy was
+# refused: it is looked at again long before the journal drops what it keeps for twice `op_ms`.
+_CARRIES = 4
+
+
 @dataclass(frozen=True, slots=True)
 class LowWatermarkConfig:
     """When a transaction that would hold L or O back is carried forward, and how long an ended one is remembered.
 
+    `op_ms`: at this age its body is copied; its op message is written again in each quarter of that.
     `max_objects`: with so many live ones more, the oldest of them become rows.
     """
 
@@ -225,7 +231,7 @@ class LowWatermarks:
                 chosen.append(entry.transaction_id)
         room = max(config.op_messages, 4 * (len(self._live) + self._rows.count))
         for mark in self._marked:
-            is_far = op_start - mark.offset > room or journal_ms - mark.stored_ms > config.op_ms
+            is_far = op_start - mark.offset > room or journal_ms - mark.stored_ms > config.op_ms // _CARRIES
             if len(chosen) >= most or not is_far:
                 break
             if self._holds_op(mark) and (mark.transaction_id in self._live or mark.transaction_id not in self._bounds):

@@ -1,13 +1,14 @@
 """Queues in which nothing happens: with an owner and without one, for longer than the topics keep their records."""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bridge.core.message import Message
 from bridge.core.position import LowWatermarkConfig
-from bridge.core.record import Resolution
+from bridge.core.record import Resolution, Source
 from bridge.core.transaction import MAX_CHECKS, TransactionState, TransactionView
 from bridge.service.contract import EndCall, Prepared, RefusalCode, Refused
 from bridge.settler.ports import SettlerConfig
@@ -28,9 +29,9 @@ SHORT_DAYS = SettlerConfig(
 )
 
 
-def make_short_days() -> SettlerWorld:
+def make_short_days(config: SettlerConfig = SHORT_DAYS) -> SettlerWorld:
     """A world in which the journal keeps 14 minutes, the op topic 30."""
-    world = make_settler_world(config=SHORT_DAYS)
+    world = make_settler_world(config=config)
     for topic, minutes in ((world.topics.half, 14), (world.topics.op, 30), (world.topics.parked, 90)):
         settings = {
             "retention.ms": minutes * MINUTE_MS,
@@ -279,3 +280,31 @@ def test_stop_that_outlasts_the_op_topic_halts_the_queue() -> None:
         assert world.read_op().positions == []
 
     world.run(story(), limit_ms=50 * DAY_MS)
+
+
+@pytest.mark.parametrize("is_refused", [True, False])
+def test_pending_one_is_copied_in_time_whenever_its_op_message_was_written(is_refused: bool) -> None:
+    """Shortly before it was old, for an answer to a check; or together with a copy that the parked topic refused, of
+    which only an owner knew that has left (L)."""
+    horizon = LowWatermarkConfig(op_ms=7 * MINUTE_MS, journal_ms=2_000)  # put back at once, as five minutes of days are
+    world = make_short_days(replace(SHORT_DAYS, horizon=horizon))
+
+    async def story() -> None:
+        parked = world.memory.cluster.log.topics[world.topics.parked]
+        async with world.settling("first"):
+            await world.prepare("a", Message("credits", b"k", b"v"))
+            await pass_minutes(world, 6)
+            if not is_refused:
+                await world.end("a", Resolution.UNKNOWN, source=Source.CHECK, check_number=1)
+            parked.is_denied = is_refused
+            await pass_minutes(world, 3)
+        parked.is_denied = False
+        async with world.settling("second"):
+            await pass_minutes(world, 4)
+            assert world.op_of("a").transaction.parked == 0
+            await pass_minutes(world, 20)
+            await world.commit("a")
+            await world.settled()
+
+    world.run(story())
+    assert world.memory.visible("credits") == [b"v"]

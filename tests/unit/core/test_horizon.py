@@ -108,10 +108,10 @@ def test_op_message_is_carried_forward_for_its_distance_or_its_age() -> None:
     for number in range(3):
         live[f"{number}"] = live_one(number)
         horizon.mark(f"{number}", 50 + number, 100 + number)
-    assert horizon.choose_to_carry(0, 70, 5_100, 9) == []
+    assert horizon.choose_to_carry(0, 70, 1_350, 9) == []
     assert horizon.choose_to_carry(0, 71, 0, 9) == ["0"]
     assert horizon.choose_to_carry(0, 72, 0, 9) == ["0", "1"]
-    assert horizon.choose_to_carry(0, 0, 5_101, 9) == ["0"]
+    assert horizon.choose_to_carry(0, 0, 1_351, 9) == ["0"]  # a quarter of the age
     assert horizon.choose_to_carry(0, 99, 0, 2) == ["0", "1"]
     assert horizon.choose_to_carry(0, 99, 0, 0) == []
     horizon.mark("0", 90, 0)
@@ -154,7 +154,7 @@ def test_old_blocked_ones_are_carried_forward_however_young_their_op_messages() 
     assert horizon.choose_to_carry(0, 50, 5_030, 1) == ["2"]
     assert horizon.choose_to_carry(0, 50, 5_030, 0) == []
     assert horizon.choose_to_carry(0, 50, 5_030, 9) == ["0"]
-    assert horizon.choose_to_carry(0, 50, 9_999, 9) == []
+    assert horizon.choose_to_carry(0, 50, 6_250, 9) == []
 
 
 def test_blocked_ones_that_need_no_copy_any_more_are_passed_over() -> None:
