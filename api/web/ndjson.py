@@ -9,7 +9,6 @@ collect answers, goes on reading only when they are taken, and ends the connecti
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
@@ -78,16 +77,17 @@ async def read_lines(request: ApiRequest, stream: Stream) -> AsyncIterator[list[
     limits, loop = request.services.limits, asyncio.get_running_loop()
     splitter = LineSplitter(limits)
     deadline: float | None = None  # of the line that has begun
-    is_read = False
+    is_read, is_answered = False, True
     while not is_read:
+        if is_answered:  # also where the next line has begun; its time begins afterwards
+            await stream.wait(request.wait_for_quota, None)
         if not splitter.is_inside:
             deadline = None
         elif deadline is None:
             deadline = loop.time() + limits.receive_s
-        chunk, is_read = request.take_chunk(
-            await stream.wait(partial(request.receive_more, is_rest=splitter.is_inside), deadline)
-        )
-        if b"\n" in chunk:
+        chunk, is_read = request.take_chunk(await stream.wait(request.receive, deadline))
+        is_answered = b"\n" in chunk
+        if is_answered:
             deadline = None
         held = splitter.held + len(chunk)
         lines = splitter.feed(chunk)

@@ -207,11 +207,10 @@ class ApiRequest:
         self.caller = found
         return None
 
-    async def receive_more(self, *, is_rest: bool) -> Message:
-        """What comes next of a body that may last, once the caller's quota has room. `is_rest`: of what has begun."""
-        if self.usage is not None and not is_rest and (pause_s := self.traffic.quotas.find_pause_s(self.usage)):
+    async def wait_for_quota(self) -> None:
+        """Until the caller's quota has room for more of a body that may last."""
+        if self.usage is not None and (pause_s := self.traffic.quotas.find_pause_s(self.usage)):
             await asyncio.sleep(pause_s)
-        return await self.receive()
 
     def find_trace(self) -> Sequence[Header]:
         """The trace that the caller's request belongs to."""

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,27 @@ async def test_stream_waits_for_its_quota(config: QuotaConfig, tmp_path: Path) -
             assert b'"status":201' in await asyncio.wait_for(reader.readuntil(b"}\n"), 10)
         assert asyncio.get_running_loop().time() - began_s > 0.9, "two seconds' worth at once, then so many a second"
         assert await ask(live, headers["modest"], 1) == [201]
+        writer.close()
+
+
+async def test_stream_waits_for_its_quota_wherever_its_pieces_end(tmp_path: Path) -> None:
+    """Those of a client that sends without a pause end within lines: what has begun must come, no more; and the time
+    for the rest of a line does not pass while it may not come."""
+    access, headers = await make_server_access(tmp_path)
+    limits = HttpLimits(quotas=QuotaConfig(requests_per_s=1), receive_s=0.5)
+    services = replace(make_services(FakeTransactions()), access=access, limits=limits)
+    async with serve(services) as live:
+        reader, writer = await asyncio.open_connection(HOST, live.port)
+        writer.write(b"POST /v1/transactions/batch HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n")
+        writer.write(f"Authorization: {headers['greedy']['Authorization']}\r\n".encode())
+        writer.write(b"Content-Type: application/x-ndjson\r\n\r\n")
+        began_s = asyncio.get_running_loop().time()
+        text = LINE * 5
+        cuts = [0, *[len(LINE) * n + 5 for n in range(1, 5)], len(text)]
+        for begin, end in pairwise(cuts):
+            writer.write(b"%x\r\n%b\r\n" % (end - begin, text[begin:end]))
+            assert b'"status":201' in await asyncio.wait_for(reader.readuntil(b"}\n"), 10)
+        assert asyncio.get_running_loop().time() - began_s > 1.9, "two at once, then one a second"
         writer.close()
 
 
