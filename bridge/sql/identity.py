@@ -6,6 +6,7 @@ Rebuilding leaves it alone: a repeat of what may have been published must never 
 import json
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -355,16 +356,17 @@ class ProcessBoard:
     async def run_once(self) -> None:
         """Notes now, then reads what the others have noted. Raises SqlUnavailable."""
         before = self.describe()
-        self._own, self._notes = await self._database.run(self._exchange)
+        calls = json.dumps(self._note_calls())  # here: a thread of SQL would read what this one changes meanwhile
+        self._own, self._notes = await self._database.run(partial(self._exchange, calls=calls))
         if (found := self.describe()) and found != before:
             _LOG.warning("processes_differ", found=found)
 
-    def _exchange(self, conn: Connection) -> tuple[ProcessNote, list[ProcessNote]]:
+    def _exchange(self, conn: Connection, calls: str) -> tuple[ProcessNote, list[ProcessNote]]:
         begun_ms = self._clock.now_ms()
         now_ms: int = conn.execute(sa.text(_NOW_MS[conn.dialect.name])).scalar_one()
         own = self._own._replace(ahead_ms=(begun_ms + self._clock.now_ms()) // 2 - now_ms)
-        values = {"seen_ms": now_ms, "ahead_ms": own.ahead_ms, "settings": json.dumps(own.settings)}
-        values["calls"] = json.dumps(self._note_calls())
+        settings = json.dumps(own.settings)
+        values = {"seen_ms": now_ms, "ahead_ms": own.ahead_ms, "settings": settings, "calls": calls}
         upsert = make_upsert(conn, processes).values(owner=own.owner, **values)
         conn.execute(upsert.on_conflict_do_update(index_elements=["owner"], set_=values))
         conn.execute(sa.delete(processes).where(processes.c.seen_ms < now_ms - _FORGOTTEN_MS))

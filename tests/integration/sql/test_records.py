@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
@@ -314,6 +315,18 @@ async def test_process_hears_of_the_calls_that_others_make(database: Database) -
     await database.run(lambda conn: conn.execute(sa.update(processes).where(is_older).values(calls=None)))
     await api.run_once()
     assert api.calls_of("shop") == [[2, 5, 1]]
+
+
+async def test_calls_are_noted_where_they_are_counted(database: Database) -> None:
+    """In the event loop: while SQL's thread reads them, another group may be counted for the first time."""
+    seen: list[threading.Thread] = []
+
+    def note() -> dict[str, list[int]]:
+        seen.append(threading.current_thread())
+        return {}
+
+    await ProcessBoard(database, VirtualClock(), "one", {}, note).run_once()
+    assert seen == [threading.current_thread()]
 
 
 async def test_lease_belongs_to_one_until_it_ends(database: Database) -> None:
