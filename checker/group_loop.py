@@ -225,7 +225,8 @@ class Round:
         if failure is Failure.GONE:
             self._disable(url, reply, monotonic_ms)
         is_status = failure in {Failure.STATUS, Failure.REDIRECT}
-        said = show_first(reply.body) if reply.status in TELLING_STATUSES else ""
+        # no word of one that may quote the query of its URL, which is hidden everywhere
+        said = show_first(reply.body) if reply.status in TELLING_STATUSES and "?" not in url else ""
         self._note(_Silence(failure, reply.endpoint, reply.status if is_status else 0, said))
         return answers
 

@@ -235,6 +235,17 @@ async def test_first_bytes_of_an_answer_without_success_are_kept_for_people(worl
         assert {one.said for one in world.directory.rounds if one.failure == failure} == {""}
 
 
+async def test_answer_that_may_quote_the_query_of_its_url_is_not_shown(world: World) -> None:
+    """Where nothing is found, some frameworks say for what, whole or cut off; a query is shown nowhere."""
+    secret = f"{A}?token=s3cret"
+    world.add_group("shop", secret)
+    world.serve(secret, sending(404, b'{"message":"Route POST:/checks?token=s3cret not found"}'))
+    world.prepare("shop")
+    await world.pass_ms(8_000)
+    (told,) = world.directory.rounds
+    assert (told.endpoint, told.failure, told.said) == (A, "status 404", "")
+
+
 @pytest.mark.parametrize(
     ("status", "body", "word"),
     [
