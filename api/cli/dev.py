@@ -100,7 +100,12 @@ class DevEvents:
 
     def _look_at_group(self, name: str) -> None:
         """One that its first prepare has made is no other than one with a typing error in its name."""
-        found = call(self._url, "GET", f"/v1/producer-groups/{quoted(name)}").members
+        try:
+            found = call(self._url, "GET", f"/v1/producer-groups/{quoted(name)}").members
+        except CommandFailed as error:
+            if error.code is Exit.NOT_FOUND:  # it is gone, and what it has ended is still listed
+                return
+            raise
         self._groups.add(name)
         if not found["endpoints"] and CheckMode(found["check"]["mode"]) is CheckMode.PUSH:
             remedy = f"is the name right? outbox-bridge group put {name} --endpoint URL"

@@ -88,3 +88,15 @@ def test_group_that_fetches_its_checks_needs_no_endpoint(stage: Stage) -> None:
     """Nothing is told."""
     stage.group = {"endpoints": [], "check": {"mode": "pull"}}
     assert stage.look(PENDING) == []
+
+
+def test_group_that_is_gone_hides_nothing_of_others(stage: Stage, bridge: CannedServer) -> None:
+    """Its transactions that have ended are still among the newest."""
+    gone = PENDING | {"producer_group": "gone", "transaction_id": f"{ID[:-1]}0", "state": "ROLLED_BACK"}
+    bridge.answer("GET", "/v1/transactions", 200, {"transactions": [PENDING, gone], "next": None})
+    bridge.answer("GET", f"/v1/transactions/{gone['transaction_id']}/timeline", 200, {"events": []})
+    bridge.refuse("GET", "/v1/producer-groups/gone", 404, "not-found", "there is no such group")
+    bridge.answer("GET", "/v1/producer-groups/orders", 200, stage.group)
+    bridge.answer("GET", f"/v1/transactions/{ID}/timeline", 200, {"events": [SILENCE]})
+    stage.events.look()
+    assert len(stage.told) == 1
