@@ -137,6 +137,7 @@ _LONGEST_HAND_OVER_S = 20.0
 _OF_LEASE, _OF_HAND_OVER = 1 / 3, 3 / 4  # a hand-over's part of its lease, a request's of its hand-over
 _MAX_ROWS = 10_000
 _INTERRUPTED = 130  # as shells show it
+_NAME_IT: Final = "Say --database-url, or set OUTBOX_DATABASE_URL or OUTBOX_DATABASE_URL_FILE."
 
 RowsArgument = Annotated[list[str] | None, typer.Argument(help="Ids as `relay parked list` shows them.")]
 AllOption = Annotated[bool, typer.Option("--all", help="All parked rows.")]
@@ -233,9 +234,8 @@ def run(  # noqa: PLR0913, PLR0917 - a setting is an option
     from outbox.tables import LEASE_TABLE  # noqa: PLC0415
 
     database_url = database_url or read_secret("OUTBOX_DATABASE_URL") or ""
-    if not database_url:
-        remedy = "Say --database-url, or set OUTBOX_DATABASE_URL or OUTBOX_DATABASE_URL_FILE."
-        raise CommandFailed(Exit.USAGE, "no database is named", remedy)
+    if not database_url and context.invoked_subcommand is None:  # the help of the others needs none
+        raise CommandFailed(Exit.USAGE, "no database is named", _NAME_IT)
     config = RelayConfig(
         max_rows=batch_size,
         max_requests=requests,
@@ -386,6 +386,8 @@ def _opened_database(outbox: Outbox) -> "closing[OutboxDatabase]":
     """Closed at the end."""
     from outbox.relay_database import OutboxDatabase  # noqa: PLC0415  # SQLAlchemy is slow to import
 
+    if not outbox.database_url:
+        raise CommandFailed(Exit.USAGE, "no database is named", _NAME_IT)
     return closing(OutboxDatabase(outbox.database_url))
 
 
@@ -429,9 +431,8 @@ class RelayProbes:
                 is_alive = self.is_alive()
                 return (200 if is_alive else 503), _TEXT, "ok\n" if is_alive else "the relay has ended\n"
             case "/readyz":
-                if self.count() is None:
-                    return 503, _TEXT, "the database cannot be used now\n"
-                return 200, _TEXT, "ok\n"
+                is_there = self.count() is not None
+                return (200 if is_there else 503), _TEXT, "ok\n" if is_there else "the database cannot be used now\n"
             case "/metrics":
                 return 200, _METRICS, self._render()
             case _:
@@ -444,14 +445,13 @@ class RelayProbes:
             ("outbox_relay_refused_rows_total", "counter", "Rows that the bridge refused.", parked),
             ("outbox_relay_delayed_rows_total", "counter", "Tries that were put off.", delayed),
         ]
-        counted = self.count()
-        if counted is not None:
+        rows = self.count()
+        if rows is not None:
             families += [
-                ("outbox_relay_waiting_rows", "gauge", "Rows to be published, 100000 at most.", counted.waiting),
-                ("outbox_relay_parked_rows", "gauge", "Rows that wait for an operator.", counted.parked),
+                ("outbox_relay_waiting_rows", "gauge", "Rows to be published, 100000 at most.", rows.waiting),
+                ("outbox_relay_parked_rows", "gauge", "Rows that wait for an operator.", rows.parked),
             ]
-        is_up = int(counted is not None)
-        families.append(("outbox_relay_database_up", "gauge", "Whether the database answers.", is_up))
+        families.append(("outbox_relay_database_up", "gauge", "Whether the database answers.", int(rows is not None)))
         return "".join(
             f"# HELP {name} {text}\n# TYPE {name} {kind}\n{name} {value}\n" for name, kind, text, value in families
         )

@@ -70,7 +70,13 @@ def test_narrow_terminal_gets_a_block_a_row(
     assert [line.split() for line in lines] == [["x" * 60], ["key", "42"]]
 
 
-@pytest.mark.parametrize("words", [(), ("group", "set"), ("tx",), ("tx", "list"), ("report", "run"), ("relay",)])
+@pytest.mark.parametrize(
+    "words",
+    [
+        (), ("group", "set"), ("tx",), ("tx", "list"), ("report", "run"), ("relay",), ("relay", "parked"),
+        ("relay", "parked", "list"),
+    ],
+)  # fmt: skip
 def test_help_cuts_nothing_off(words: tuple[str, ...], cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names, examples and sentences are whole in a terminal of 80 columns."""
     monkeypatch.setenv("COLUMNS", "80")

@@ -19,6 +19,7 @@ def write(folder: Path, text: str) -> str:
     ("arguments", "words"),
     [
         ([], "--database-url"),
+        (["parked", "list"], "--database-url"),
         (["--database-url", "sqlite://"], "--producer-group"),
         (["--database-url", "no url", "-g", "shop", "--once"], "driver://user"),
         (["--database-url", "nobase://h/d", "-g", "shop", "--once"], "no driver"),
