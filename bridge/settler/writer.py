@@ -6,7 +6,7 @@ from functools import partial
 from bridge.clock import OwnerTime
 from bridge.core.errors import HaltKind, QueueHalted
 from bridge.core.queue_state import QueueState, RecoveredState
-from bridge.core.transaction import PREPARED, Transaction
+from bridge.core.transaction import PARKED, PREPARED, Transaction
 from bridge.core.transition import LogPosition
 from bridge.fault_points import FaultPoint, reach
 from bridge.settler.batch import BatchTarget, QueueBatch
@@ -111,7 +111,7 @@ class QueueWriter:
         self._moved_at_ms = None
         self._counts.batches += 1
         self._counts.published += len(batch.publishes)
-        self._counts.parked += len(batch.parks)
+        self._counts.parked += sum([t.state is PARKED for t in batch.parks.values()])  # others are copied, no more
 
     async def write_position(self, kind: BatchKind = BatchKind.POSITION) -> None:
         """A Kafka transaction of nothing but the position. Raises StoreError."""

@@ -302,6 +302,7 @@ def test_pending_one_is_copied_in_time_whenever_its_op_message_was_written(is_re
         async with world.settling("second"):
             await pass_minutes(world, 4)
             assert world.op_of("a").transaction.parked == 0
+            assert world.settlers["second"].status[0].counts.parked == 0
             await pass_minutes(world, 20)
             await world.commit("a")
             await world.settled()
