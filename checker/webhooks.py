@@ -291,8 +291,6 @@ class Webhooks:
         delivery = await database.read(partial(find_delivery, webhook=target.name))
         if delivery is None:
             return None
-        if self._ports.clock.now_ms() - delivery.created_ms > KEPT_MS:
-            return await self._give_up(target, delivery.row_id, delivery.event_id, "nobody took it for a day")
         attempt = await self._send(target, delivery.event_id, delivery.body)
         if attempt.failure is None:
             await database.run(partial(remove_delivery, row_id=delivery.row_id))
@@ -301,7 +299,9 @@ class Webhooks:
         self.counts[target.name, "failed"] += 1
         _LOG.warning("webhook_failed", webhook=target.name, event_id=delivery.event_id, reason=attempt.failure)
         is_refusal = attempt.status in _REFUSING
-        if is_refusal and delivery.refusals + 1 >= _MOST_REFUSALS:
+        # once tried: the bridge may have been away for all of that day
+        is_old = self._ports.clock.now_ms() - delivery.created_ms > KEPT_MS
+        if is_old or (is_refusal and delivery.refusals + 1 >= _MOST_REFUSALS):
             return await self._give_up(target, delivery.row_id, delivery.event_id, attempt.failure)
         note = partial(note_failure, row_id=delivery.row_id, failure=attempt.failure, is_refusal=is_refusal)
         await database.run(note)

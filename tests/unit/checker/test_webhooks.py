@@ -145,8 +145,20 @@ def test_event_that_a_receiver_refuses_is_given_up_and_the_next_is_told(scene: S
     scene.bridge.sql(lambda conn: conn.execute(sa.update(webhook_deliveries).values(created_ms=-KEPT_MS)))
     scene.ops.calls.clear()
     scene.bridge.pass_ms(260_000)
-    assert scene.ops.calls == []
+    assert {event["subject"] for event in scene.ops.events} == {second}
+    assert len(scene.ops.events) == 1
     assert scene.bridge.call("GET", "/v1/webhooks").document["webhooks"][0]["waiting"] == 0
+
+
+def test_event_that_is_a_day_old_is_told_to_a_receiver_that_is_there(scene: Scene) -> None:
+    """The bridge may have been away as long as the event waited: nobody has been asked meanwhile."""
+    scene.ops.status = 503
+    transaction_id = scene.park()
+    scene.bridge.sql(lambda conn: conn.execute(sa.update(webhook_deliveries).values(created_ms=-KEPT_MS)))
+    scene.ops.status = 204
+    scene.ops.calls.clear()
+    scene.bridge.pass_ms(260_000)
+    assert [event["subject"] for event in scene.ops.events] == [transaction_id]
 
 
 def test_tries_in_vain_are_no_refusals(scene: Scene) -> None:
