@@ -310,6 +310,7 @@ class PendingOp(_Written, gc=False, forbid_unknown_fields=True):
     since_ms: Int64
     max_checks: Count | None = None
     max_life: Count | None = None
+    parked: Int64 | None = None
 
 
 class _Topics(msgspec.Struct, gc=False):

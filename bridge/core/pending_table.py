@@ -1,4 +1,4 @@
-"""Transactions that have been PREPARED for long, 72 bytes each: rows of fixed size instead of objects. Pure."""
+"""Transactions that have been PREPARED for long, 80 bytes each: rows of fixed size instead of objects. Pure."""
 
 import struct
 from collections.abc import Iterable, Iterator
@@ -11,14 +11,16 @@ from bridge.core.transaction import PREPARED, TRANSACTION_ID_LENGTH, Transaction
 UNMARKED = -1
 """The bound of one without an op message."""
 
-# id, half, appended_ms, ordering_hash, bound, at - half, next_due_ms - appended_ms, check_times, number of its kind
-_ROW = struct.Struct("<28sqqQqiiHH")
-_PLACES = struct.Struct("<28sq16xq12x")  # id, half, bound
-_DUE_TIMES = struct.Struct("<28s8xq20xiHH")  # id, appended_ms, next_due_ms - appended_ms, check_times, number
+# id, half, appended_ms, ordering_hash, bound, at - half, next_due_ms - appended_ms, check_times, number of its kind,
+# offset of its copy in the parked topic
+_ROW = struct.Struct("<28sqqQqiiHHq")
+_PLACES = struct.Struct("<28sq16xq20x")  # id, half, bound
+_DUE_TIMES = struct.Struct("<28s8xq20xiHH8x")  # id, appended_ms, next_due_ms - appended_ms, check_times, number
 _TAGS = tuple(bytes([number]) for number in range(256))
 _SIZE = _ROW.size + 1
 _FULL = 64  # rows of a bucket, on average
-_NOTHING = (None,) * 5
+_NOTHING = (None,) * 4
+_NOT_COPIED = -1
 
 
 _Kind = tuple[str, int | None, int | None]
@@ -57,7 +59,7 @@ class PendingTable:
         is_usual = (
             t.state is PREPARED
             and t.since_ms == t.appended_ms
-            and (t.by, t.end, t.ended_ms, t.reason, t.parked) == _NOTHING
+            and (t.by, t.end, t.ended_ms, t.reason) == _NOTHING
             and not (t.base or t.blocked or t.requests or t.abandoned)
         )
         raw_id = t.transaction_id.encode()
@@ -90,7 +92,7 @@ class PendingTable:
         try:
             return _ROW.pack(
                 raw_id, t.half, t.appended_ms, ordering_hash, bound, t.at - t.half, t.next_due_ms - t.appended_ms,
-                t.check_times, number,
+                t.check_times, number, _NOT_COPIED if t.parked is None else t.parked,
             )  # fmt: skip
         except struct.error:
             return None
@@ -185,7 +187,7 @@ class PendingTable:
                 yield self._make(bucket, at)[0]
 
     def _make(self, rows: bytes, at: int) -> tuple[Transaction, int]:
-        raw_id, half, appended_ms, ordering_hash, bound, changed_after, delay_ms, check_times, number = (
+        raw_id, half, appended_ms, ordering_hash, bound, changed_after, delay_ms, check_times, number, parked = (
             _ROW.unpack_from(rows, at)
         )
         group, max_checks, max_life_s = self._kinds[number]
@@ -203,6 +205,7 @@ class PendingTable:
             0,
             max_checks,
             max_life_s,
+            parked=None if parked == _NOT_COPIED else parked,
         )
         return transaction, bound
 

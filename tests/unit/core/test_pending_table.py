@@ -17,13 +17,13 @@ _INT64 = st.integers(-(2**62), 2**62 - 1)
 _DELAY = st.integers(-(2**31), 2**31 - 1)
 _LIMIT = st.none() | st.integers(0, 999_999_999)
 _TRANSACTIONS = st.builds(
-    lambda n, group, half, appended_ms, at, okey, due_ms, times, most, life: Transaction(
+    lambda n, group, half, appended_ms, at, okey, due_ms, times, most, life, parked: Transaction(
         make_transaction_id(n % 4, n), group, half, appended_ms, okey, at=half + at, since_ms=appended_ms,
         next_due_ms=appended_ms + due_ms,
-        check_times=times, max_checks=most, max_life_s=life,
+        check_times=times, max_checks=most, max_life_s=life, parked=parked,
     ),
     st.integers(0, 40), st.sampled_from(["a", "b", "c"]), _INT64, _INT64, _DELAY, st.integers(0, 2**64 - 1), _DELAY,
-    st.integers(0, 65_535), _LIMIT, _LIMIT,
+    st.integers(0, 65_535), _LIMIT, _LIMIT, st.none() | st.integers(0, 2**62),
 )  # fmt: skip
 
 
@@ -95,12 +95,24 @@ def test_what_a_row_cannot_hold_is_not_taken() -> None:
     plain = Transaction(make_transaction_id(1, 1), "g", 5, 7, 9, since_ms=7)
     unusual = [
         replace(plain, since_ms=8), replace(plain, base=1), replace(plain, by="operator"), replace(plain, reason="r"),
-        replace(plain, state=PARKED), replace(plain, state=COMMITTED, blocked=True), replace(plain, parked=4),
+        replace(plain, state=PARKED), replace(plain, state=COMMITTED, blocked=True),
         replace(plain, requests=("q",)), replace(plain, next_due_ms=2**40), replace(plain, check_times=2**16),
         replace(plain, transaction_id="short"), replace(plain, half=2**70),
     ]  # fmt: skip
     assert [t for t in unusual if rows.add(t, 0)] == []
     assert (rows.count, list(rows)) == (0, [])
+
+
+def test_row_knows_its_copy_in_the_parked_topic() -> None:
+    """A pause in which a million of them grow old, and are copied, makes no objects of them, nor does a take-over."""
+    rows, ops = PendingTable(), RecoveredOps()
+    copied = Transaction(make_transaction_id(1, 1), "g", 5, 7, 9, at=5, since_ms=7, parked=0)
+    assert rows.add(copied, 3)
+    assert rows.find(copied.transaction_id) == (5, 3)
+    assert [row.raw_id.decode() for row in rows.due_rows()] == [copied.transaction_id]
+    assert rows.pop(copied.transaction_id) == (copied, 3)
+    ops.add(8, copied.transaction_id.encode(), encode_op(OpMessage(copied)), 7)
+    assert (list(ops.rows), list(ops.others())) == ([copied], [])
 
 
 @given(st.lists(st.sampled_from(["add", "drop", "first", "pack"]), max_size=200))
