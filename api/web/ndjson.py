@@ -9,6 +9,7 @@ collect answers, goes on reading only when they are taken, and ends the connecti
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
@@ -79,8 +80,8 @@ async def read_lines(request: ApiRequest, stream: Stream) -> AsyncIterator[list[
     deadline: float | None = None  # of the line that has begun
     is_read, is_answered = False, True
     while not is_read:
-        if is_answered:  # also where the next line has begun; its time begins afterwards
-            await stream.wait(request.wait_for_quota, None)
+        if is_answered and (pause_s := request.find_pause_s()):  # also where the next line has begun
+            await stream.wait(partial(asyncio.sleep, pause_s), None)  # whose time begins afterwards
         if not splitter.is_inside:
             deadline = None
         elif deadline is None:

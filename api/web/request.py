@@ -207,10 +207,9 @@ class ApiRequest:
         self.caller = found
         return None
 
-    async def wait_for_quota(self) -> None:
-        """Until the caller's quota has room for more of a body that may last."""
-        if self.usage is not None and (pause_s := self.traffic.quotas.find_pause_s(self.usage)):
-            await asyncio.sleep(pause_s)
+    def find_pause_s(self) -> float:
+        """How long more of a body that may last must wait, so that the caller's quota has room."""
+        return 0.0 if self.usage is None else self.traffic.quotas.find_pause_s(self.usage)
 
     def find_trace(self) -> Sequence[Header]:
         """The trace that the caller's request belongs to."""
