@@ -1,4 +1,4 @@
-"""Transactions that have been PREPARED for long, 80 bytes each: rows of fixed size instead of objects. Pure."""
+"""Transactions that have been PREPARED for long, 76 bytes each: rows of fixed size instead of objects. Pure."""
 
 import struct
 from collections.abc import Iterable, Iterator
@@ -13,9 +13,9 @@ UNMARKED = -1
 
 # id, half, appended_ms, ordering_hash, bound, at - half, next_due_ms - appended_ms, check_times, number of its kind,
 # offset of its copy in the parked topic
-_ROW = struct.Struct("<28sqqQqiiHHq")
-_PLACES = struct.Struct("<28sq16xq20x")  # id, half, bound
-_DUE_TIMES = struct.Struct("<28s8xq20xiHH8x")  # id, appended_ms, next_due_ms - appended_ms, check_times, number
+_ROW = struct.Struct("<28sqqQqiiHHi")
+_PLACES = struct.Struct("<28sq16xq16x")  # id, half, bound
+_DUE_TIMES = struct.Struct("<28s8xq20xiHH4x")  # id, appended_ms, next_due_ms - appended_ms, check_times, number
 _TAGS = tuple(bytes([number]) for number in range(256))
 _SIZE = _ROW.size + 1
 _FULL = 64  # rows of a bucket, on average

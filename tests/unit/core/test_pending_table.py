@@ -23,7 +23,7 @@ _TRANSACTIONS = st.builds(
         check_times=times, max_checks=most, max_life_s=life, parked=parked,
     ),
     st.integers(0, 40), st.sampled_from(["a", "b", "c"]), _INT64, _INT64, _DELAY, st.integers(0, 2**64 - 1), _DELAY,
-    st.integers(0, 65_535), _LIMIT, _LIMIT, st.none() | st.integers(0, 2**62),
+    st.integers(0, 65_535), _LIMIT, _LIMIT, st.none() | st.integers(0, 2**31 - 1),
 )  # fmt: skip
 
 
@@ -95,7 +95,7 @@ def test_what_a_row_cannot_hold_is_not_taken() -> None:
     plain = Transaction(make_transaction_id(1, 1), "g", 5, 7, 9, since_ms=7)
     unusual = [
         replace(plain, since_ms=8), replace(plain, base=1), replace(plain, by="operator"), replace(plain, reason="r"),
-        replace(plain, state=PARKED), replace(plain, state=COMMITTED, blocked=True),
+        replace(plain, state=PARKED), replace(plain, state=COMMITTED, blocked=True), replace(plain, parked=2**31),
         replace(plain, requests=("q",)), replace(plain, next_due_ms=2**40), replace(plain, check_times=2**16),
         replace(plain, transaction_id="short"), replace(plain, half=2**70),
     ]  # fmt: skip
