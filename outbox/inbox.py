@@ -89,6 +89,7 @@ class EventGuard:
             else:
                 _GUARDS.pop(target, None)
         self._watched = []
+        self.note_lost = _ignore  # it leads back to here: the session would be left to the garbage collector
 
 
 _GUARDS: WeakKeyDictionary[Any, tuple[EventGuard, ...]] = WeakKeyDictionary()  # more than one: a block within a block

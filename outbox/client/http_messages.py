@@ -8,7 +8,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -52,12 +52,12 @@ class AnswerReader:
         self._is_tunnel = is_tunnel
         self._left_bytes = 0
         self._unread = bytearray()
-        self._step: Callable[[], bool] = self._read_head
+        self._step = AnswerReader._read_head  # bound to itself, it would be left to the garbage collector
 
     def feed(self, data: bytes) -> bool:
         """Takes what came; whether the answer is whole. Raises BrokenAnswer."""
         self._unread += data
-        while not self.is_whole and self._step():
+        while not self.is_whole and self._step(self):
             pass
         if len(self.body) + len(self._unread) > MAX_ANSWER_BYTES:
             raise BrokenAnswer(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
@@ -67,7 +67,7 @@ class AnswerReader:
 
     def end(self) -> None:
         """The connection has ended, which is the end of an answer without a length. Raises BrokenAnswer."""
-        if self._step != self._read_rest:
+        if self._step is not AnswerReader._read_rest:
             raise BrokenAnswer("ended within the answer")
         self.is_whole = True
 
@@ -103,19 +103,19 @@ class AnswerReader:
             if [coding.lower() for coding in codings] != [b"chunked"]:
                 raise BrokenAnswer("a transfer coding that was not asked for")
             self.is_reusable = self.is_reusable and not lengths
-            self._step = self._read_chunk_size
+            self._step = AnswerReader._read_chunk_size
         elif lengths:
             self._expect(lengths)
         else:
             self.is_reusable = False
-            self._step = self._read_rest
+            self._step = AnswerReader._read_rest
 
     def _expect(self, lengths: set[bytes]) -> None:
         length = lengths.pop()
         if lengths or _NUMBER.fullmatch(length) is None:
             raise BrokenAnswer("a length that is none")
         self._left_bytes = int(length)
-        self._step = self._read_length
+        self._step = AnswerReader._read_length
 
     def _read_length(self) -> bool:
         self._take()
@@ -135,7 +135,7 @@ class AnswerReader:
         if match is None:
             raise BrokenAnswer("a chunk without its size")
         self._left_bytes = int(match[1], 16)
-        self._step = self._read_chunk if self._left_bytes else self._read_trailer
+        self._step = AnswerReader._read_chunk if self._left_bytes else AnswerReader._read_trailer
         return True
 
     def _read_chunk(self) -> bool:
@@ -144,7 +144,7 @@ class AnswerReader:
             return False
         if self._take_line() != b"":
             raise BrokenAnswer("a chunk longer than its size")
-        self._step = self._read_chunk_size
+        self._step = AnswerReader._read_chunk_size
         return True
 
     def _read_trailer(self) -> bool:

@@ -1,5 +1,7 @@
 """Blocks around SQLAlchemy's own sessions: rows and messages, both or neither."""
 
+import gc
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -91,6 +93,21 @@ def order(engine: sa.Engine, face: Bridge, customer: int | None = None, *, fails
         transaction.send("orders", value="v")
         if fails:
             raise KeyError
+
+
+def test_block_leaves_no_session_to_the_garbage_collector(engine: sa.Engine, face: Bridge) -> None:
+    """With 64 threads it would be busy with all that a session holds; a block that is over is gone at once."""
+    session = Session(engine)
+    with session, face.transaction(session) as transaction:
+        session.execute(ORDERS.insert().values(id=1))
+        transaction.send("orders", value="v")
+    seen = weakref.ref(session)
+    gc.disable()
+    try:
+        del session, transaction
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 def test_exception_leaves_neither(bridge: SocketBridge, engine: sa.Engine, face: Bridge) -> None:

@@ -1,5 +1,8 @@
 """Answers as bytes: framing, and what is none."""
 
+import gc
+import weakref
+
 import pytest
 
 from outbox.client import http_messages
@@ -53,6 +56,19 @@ def test_whole_answers(raw: bytes, body: bytes, is_reusable: bool, step: int) ->
         assert not reader.is_whole or body == b"a"  # what nobody asked for may follow
         reader.feed(raw[start : start + step])
     assert (reader.is_whole, bytes(reader.body), reader.is_reusable) == (True, body, is_reusable)
+
+
+def test_answer_is_not_left_to_the_garbage_collector() -> None:
+    """Its body may be large: it is gone with the last who has it."""
+    reader = AnswerReader()
+    assert reader.feed(OK + b"Content-Length: 3\r\n\r\nabc")
+    seen = weakref.ref(reader)
+    gc.disable()
+    try:
+        del reader
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("raw", BROKEN.values(), ids=BROKEN)
