@@ -42,7 +42,7 @@ class PrepareOptions(TypedDict, total=False):
     max_lifetime_seconds: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Kind:
     """A kind of call that can travel with others. `alone`: where a single one goes; None: as a list of one.
 

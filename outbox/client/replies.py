@@ -20,6 +20,7 @@ from outbox.client.message import Message, read_message
 PROBLEM_PREFIX = "https://outbox-bridge.dev/problems/"
 _STATES = frozenset(TransactionState)
 _MAX_RETRY_AFTER_S = 3_600.0
+_decode = json.JSONDecoder(parse_float=Decimal).decode
 
 Members: TypeAlias = Mapping[str, Any]
 
@@ -189,7 +190,7 @@ def read_retry_after(value: str | None, received: datetime | None = None) -> flo
 def _read_document(body: bytes) -> Members | None:
     """A JSON object, or None."""
     try:
-        document = json.loads(body, parse_float=Decimal)
+        document = _decode(body.decode())
     except (ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None
