@@ -137,7 +137,7 @@ def name_kind(given: object) -> str:
 
 
 async def _settle(result: object) -> None:
-    if inspect.isawaitable(result):
+    if result is not None and inspect.isawaitable(result):
         await result
 
 
@@ -151,7 +151,7 @@ async def prepare_or_fail(
 ) -> tuple[HalfMessage, Prepared]:
     """Raises the OutboxError that says why no local transaction may be committed."""
     try:
-        with time.spend():
+        with time:
             return await verbs.prepare(messages, options, time.for_prepare_s)
     except OutcomeUnknown as error:
         raise NotPrepared(f"whether the half message is stored is unknown: {error}") from error
@@ -171,7 +171,7 @@ async def end_or_leave(
     None where the end is only stored: `is_awaited` says whether its settlement is waited for.
     """
     try:
-        with time.spend():
+        with time:
             if not is_awaited:
                 await verbs.store_end(half.transaction_id, resolution, time.for_end_s)
                 return None
@@ -317,7 +317,7 @@ class TransactionBlock:
     async def _complete(self) -> None:
         """`close` waits from here on: what is prepared should also be ended."""
         try:
-            with self._lifetime.use():
+            with self._lifetime:
                 half, prepared = self._early or await self._prepare()
                 await self._write(half)
                 await self._commit(half)
@@ -331,7 +331,7 @@ class TransactionBlock:
             raise Misuse("`prepare_early` stores what has been sent in the `with` block, and nothing has")
         if self._early is not None:
             raise Misuse("`prepare_early` has been called already")
-        with self._lifetime.use():
+        with self._lifetime:
             self._early = await prepare_or_fail(self._verbs, self._messages, self._options, self._time)
 
     async def _abandon(self, error: BaseException | None) -> None:

@@ -167,7 +167,7 @@ class Bridge(_Blocking):
 
     def _run(self, flow: Coroutine[Any, Any, T]) -> T:
         try:
-            with self._link.lifetime.use():
+            with self._link.lifetime:
                 return run_now(flow)
         finally:
             flow.close()
@@ -272,7 +272,7 @@ class AsyncBridge(_Awaited):
 
     async def _run(self, flow: Coroutine[Any, Any, T]) -> T:
         try:
-            with self._link.lifetime.use():
+            with self._link.lifetime:
                 return await flow
         finally:
             flow.close()

@@ -6,8 +6,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from secrets import token_hex
 from typing import Any, NamedTuple, TypeAlias
@@ -280,6 +279,7 @@ class CallTime:
     def __init__(self, whole_s: float) -> None:
         self._whole_s = whole_s
         self._spent_s = 0.0
+        self._began_s = 0.0
 
     @property
     def for_prepare_s(self) -> float:
@@ -291,14 +291,12 @@ class CallTime:
         """What an end may take now."""
         return max(self._whole_s * (1 - _PREPARE_PART), self._whole_s - self._spent_s)
 
-    @contextmanager
-    def spend(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         """A call is under way."""
-        began_s = time.monotonic()
-        try:
-            yield
-        finally:
-            self._spent_s += time.monotonic() - began_s
+        self._began_s = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self._spent_s += time.monotonic() - self._began_s
 
 
 class BridgeClient:

@@ -334,7 +334,7 @@ class EndpointLease:
         """
         if self._renewing is not None:
             raise Misuse("started already")
-        with self._link.lifetime.use():
+        with self._link.lifetime:
             pause_s = run_now(self._keeper.run_once(self._link.ask))
         arguments = (self._keeper, self._link, pause_s, self._stop)
         self._renewing = threading.Thread(target=_renew_until, args=arguments, name="outbox-lease", daemon=True)
@@ -385,7 +385,7 @@ class AsyncEndpointLease:
         """
         if self._renewing is not None:
             raise Misuse("started already")
-        with self._link.lifetime.use():
+        with self._link.lifetime:
             pause_s = await self._keeper.run_once(self._link.ask)
         self._renewing = asyncio.create_task(self._renew_forever(pause_s))
         return self

@@ -7,8 +7,8 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from outbox.client.batcher import LoopBatcher, ThreadBatcher
@@ -48,17 +48,12 @@ class Lifetime:
         """Whether nothing new is taken."""
         return self._is_closing
 
-    @contextmanager
-    def use(self) -> Iterator[None]:
-        """Something that `close` waits for. Raises Closed after it."""
+    def __enter__(self) -> None:
+        """Something that `close` waits for begins. Raises Closed after it."""
         with self._lock:
             if self._is_closing:
                 raise Closed("used after close")
             self._under_way += 1
-        try:
-            yield
-        finally:
-            self._leave()
 
     def close(self, call_when_idle: Callable[[], None]) -> bool:
         """Ends it; whether this is the first call. What is given is called, from any thread, once nothing goes on."""
@@ -77,7 +72,7 @@ class Lifetime:
         self._under_way = 0
         self._waiting.clear()
 
-    def _leave(self) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._lock:
             self._under_way = max(0, self._under_way - 1)
             idle = self._waiting if self._under_way == 0 else []
