@@ -110,16 +110,25 @@ def _absence(pair: Pair, last: Event, scope: Scope) -> tuple[FindingKind | None,
     """What the absence of a message proves, and the place its receipt names."""
     receipt = pair.receipt
     where = _tell_receipt(receipt)
+    is_young = scope.now_ms - last.ms <= scope.graces.settle_ms
     if receipt is None or receipt.off is None:
-        is_read = any(place.topic == pair.message.topic for place in scope.extents)
-        return (FindingKind.MISSING if is_read and not scope.by_receipts else FindingKind.UNPROVABLE), where
+        return _absence_anywhere(pair, scope, is_young=is_young), where
     extent = scope.extents.get(QueuePlace(receipt.topic, receipt.part))
     if extent is None:
         return FindingKind.UNPROVABLE, f"{where} (not read)"
     if receipt.off < extent.start or extent.is_compacted:
         return FindingKind.UNPROVABLE, where
-    is_young = scope.now_ms - last.ms <= scope.graces.settle_ms
     return (None if receipt.off >= extent.end and is_young else FindingKind.MISSING), where
+
+
+def _absence_anywhere(pair: Pair, scope: Scope, *, is_young: bool) -> FindingKind | None:
+    """The same where no receipt says at which offset: it may have been anywhere in its topic, or its partition."""
+    part = pair.message.part if pair.receipt is None else pair.receipt.part
+    places = [place for place in scope.extents if place.topic == pair.message.topic and part in {None, place.part}]
+    extents = [scope.extents[place] for place in places]
+    if not extents or scope.by_receipts or any(extent.start > 0 or extent.is_compacted for extent in extents):
+        return FindingKind.UNPROVABLE
+    return None if is_young else FindingKind.MISSING
 
 
 def _extra(story: TransactionHistory, matched: Match) -> Iterator[Found]:

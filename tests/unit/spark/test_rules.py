@@ -29,6 +29,8 @@ from tests.support.envelope_rows import (
 )
 from tests.support.verdict_cases import ABANDONED, COMMITTED, GIVE_UP, RIGHT, WRONG
 
+UNSURE = op("COMMITTED", receipts=[ReceiptRow("orders", 0, None)])
+
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_what_is_right_is_no_finding(name: str) -> None:
@@ -54,6 +56,8 @@ def test_every_kind_of_one_transaction_is_tried() -> None:
     [
         pytest.param([half(), commit(), COMMITTED], "orders", {"start": 101}, id="record beyond retention"),
         pytest.param([half(), commit(), COMMITTED], "orders", {"is_compacted": True}, id="record compacted away"),
+        pytest.param([half(), commit(), UNSURE], "orders", {"start": 101}, id="beyond retention, no offset known"),
+        pytest.param([half(), commit(), UNSURE], "orders", {"is_compacted": True}, id="compacted, no offset known"),
         pytest.param(
             [half(), record(), op("COMMITTED", half=4, cause=5)],
             HALF,
@@ -87,6 +91,10 @@ def test_id_with_a_later_time_must_have_its_half_message() -> None:
     "events",
     [
         pytest.param([half(), commit(ms=NOW_MS), op("COMMITTED", ms=NOW_MS)], id="record not readable yet"),
+        pytest.param(
+            [half(), commit(ms=NOW_MS), op("COMMITTED", ms=NOW_MS, receipts=UNSURE.receipts)],
+            id="record not readable yet, no offset known",
+        ),
         pytest.param([half(), record(off=995)], id="committed behind the journal's end"),
         pytest.param(
             [half(), op("COMMITTED", cause=1_000, receipts=[ReceiptRow("orders", 0, 995)], ms=NOW_MS), record(off=995)],
