@@ -36,7 +36,7 @@ from spark.read.envelope import OffsetRange, QueuePlace, Scope, Tolerances
 from spark.read.events import TRANSACTIONS, IngestedEvents, Late, fold_events, land, write_carry
 from spark.read.offsets import look_for_topics, take_window
 from spark.read.sources import KafkaAccess
-from spark.read.window import Window, find_landed, read_window
+from spark.read.window import Window, check_goes_on, find_landed, read_window
 from spark.report.files import Measured, Run, RunIndex, as_rows, count_unfinished, hold, make_summary, write_report
 from spark.session import BRIEF_OFFSETS, running_session
 
@@ -189,13 +189,22 @@ def _choose_window(options: Options, ledger: RunIndex, last: Run | None) -> tupl
     """The window, and where it was landed before; nowhere, if it is to be read from Kafka."""
     known = None if last is None else ledger.window_of(last.run)
     since = {} if known is None else {place: extent.end for place, extent in known.extents.items()}
-    if options.window:
-        window = _read_window(options.window, since)
-        return window, find_landed(options.landed, window=window).units if options.landed else []
-    if options.landed:
-        landed = find_landed(options.landed, since)
-        return landed.window, landed.units
+    if options.window or options.landed:
+        window, units = _find_window(options, since)
+        if known is not None:
+            check_goes_on(known, window)
+        return window, units
     return take_window(options.kafka, options.internal, options.topics, known), []
+
+
+def _find_window(options: Options, since: Mapping[QueuePlace, int]) -> tuple[Window, Sequence[Path]]:
+    """The window that was noted before, by another run or by landings."""
+    window = _read_window(options.window, since) if options.window else None
+    if options.landed is None:
+        assert window is not None
+        return window, []
+    landed = find_landed(options.landed, since, window=window)
+    return landed.window, landed.units
 
 
 def _read_window(path: Path, since: Mapping[QueuePlace, int]) -> Window:

@@ -21,7 +21,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from bridge.core.topics import InternalTopics, is_reserved_topic
 from spark.errors import BadUsage, Indeterminate
 from spark.read.envelope import OffsetRange, QueuePlace
-from spark.read.window import Window
+from spark.read.window import ANEW, Window
 
 _TIMEOUT_S = 10.0
 _MOVING = frozenset(  # what a broker says of a partition that has just been made or moved; soon over
@@ -32,7 +32,6 @@ _MOVING = frozenset(  # what a broker says of a partition that has just been mad
         KafkaError.UNKNOWN_LEADER_EPOCH,
     }
 )
-_ANEW = "Begin anew: run once without --since-last, or land into a new folder."
 
 Ends = Mapping[QueuePlace, int]
 
@@ -110,7 +109,7 @@ def _take(admin: AdminClient, internal: InternalTopics, wanted: list[str], last:
         if starts[place] > since.get(place, starts[place]):
             raise BadUsage(
                 f"{place.topic}-{place.part} begins at {starts[place]}: records since the last window were removed",
-                f"Run more often than the shortest retention. {_ANEW}",
+                f"Run more often than the shortest retention. {ANEW}",
             )
         policy, clock = policies[place.topic]
         extents[place] = OffsetRange(
@@ -154,12 +153,12 @@ def _check_known(last: Window, places: list[QueuePlace], wanted: list[str], topi
         raise BadUsage(f"the last run read topic {lost.topic}, this one does not", "Name it in --topics too.")
     raise BadUsage(
         f"{lost.topic}-{lost.part}, which the last run read, does not exist any more",
-        f"If that is meant to be so: {_ANEW}",
+        f"If that is meant to be so: {ANEW}",
     )
 
 
 def _made_anew(topic: str) -> BadUsage:
-    return BadUsage(f"topic {topic} was made anew since the last run", _ANEW)
+    return BadUsage(f"topic {topic} was made anew since the last run", ANEW)
 
 
 def _read_ids(admin: AdminClient, topics: Iterable[str]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from spark.errors import BadUsage, Indeterminate
 from spark.read.envelope import GroupTimes, OffsetRange, QueuePlace, Scope, Tolerances
 
 _VERSION = 1
+ANEW = "Begin anew: run once without --since-last, or land into a new folder."
 
 
 WINDOW_FILE = "window.json"
@@ -97,6 +98,22 @@ def _read_extent(partition: dict[str, Any]) -> tuple[QueuePlace, OffsetRange]:
     if not 0 <= extent.start <= extent.end:
         raise BadUsage(f"window of {place.topic}-{place.part} ends at {extent.end}, before its start {extent.start}")
     return place, extent
+
+
+def check_goes_on(last: Window, window: Window) -> None:
+    """Raises BadUsage where a window is not of the topics that the last one read: their offsets mean nothing in it."""
+    topic = _find_anew(last, window)
+    if topic is not None:
+        raise BadUsage(f"topic {topic} was made anew since the last run", ANEW)
+    lost = min(last.extents.keys() - window.extents.keys(), default=None)
+    if lost is not None:
+        raise BadUsage(f"the last run read {lost.topic}-{lost.part}, this window has nothing of it", ANEW)
+
+
+def _find_anew(known: Window, window: Window) -> str | None:
+    """The first topic that is another one by now, by Kafka's own ids."""
+    both = sorted(known.topic_ids.keys() & window.topic_ids.keys())
+    return next((topic for topic in both if known.topic_ids[topic] != window.topic_ids[topic]), None)
 
 
 Starts = Mapping[QueuePlace, int]
@@ -186,6 +203,9 @@ def _narrow(window: Window, starts: Starts, folder: Path) -> Window:
 
 
 def _check_within(window: Window, whole: Window, folder: Path) -> None:
+    topic = _find_anew(window, whole)
+    if topic is not None:
+        raise BadUsage(f"{folder} holds another topic {topic} than the window speaks of", "It was made anew: begin anew.")
     for place, extent in window.extents.items():
         landed = whole.extents[place].end
         if extent.end > landed:

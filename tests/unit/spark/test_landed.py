@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark import reconcile
 from spark.errors import BadUsage, Indeterminate
 from spark.read.envelope import OffsetRange, QueuePlace
 from spark.read.window import Window, encode_window, find_landed
+from spark.report.files import Run, RunIndex
 
 JOURNAL, ORDERS = QueuePlace("half", 0), QueuePlace("orders", 1)
 Marks = list[tuple[int, int]]
@@ -87,3 +89,39 @@ def test_what_was_not_landed_is_told(tmp_path: Path) -> None:
         find_landed(tmp_path / "gap")
     with pytest.raises(BadUsage, match="holds nothing that was landed"):
         find_landed(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("known", "options", "reason"),
+    [
+        (window((0, 0), (4, 3)), ["--landed", "landed"], "topic orders was made anew since the last run"),
+        (window((0, 0), (4, 3)), ["--window", "other.json"], "topic orders was made anew since the last run"),
+        (window((0, 0), (4, 3)), ["--window", "less.json"], "the last run read orders-1, this window has nothing of it"),
+        (None, ["--landed", "landed", "--window", "old.json"], "landed holds another topic orders than the window"),
+    ],
+)
+def test_offsets_mean_nothing_in_a_topic_made_anew(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    known: Window | None,
+    options: list[str],
+    reason: str,
+) -> None:
+    """Landed into a new folder, as told, it begins at 0: read on from the old end, what is before would be passed over."""
+    monkeypatch.chdir(tmp_path)
+    older, newer = {"half": "a", "orders": "b"}, {"half": "a", "orders": "c"}
+    other = replace(window((4, 3), (9, 9)), topic_ids=newer)
+    Path("landed/000001").mkdir(parents=True)
+    Path("landed/000001/window.json").write_text(encode_window(replace(window((0, 0), (9, 9)), topic_ids=newer)))
+    Path("other.json").write_text(encode_window(other))
+    Path("old.json").write_text(encode_window(replace(other, topic_ids=older)))
+    less = {place: extent for place, extent in other.extents.items() if place != ORDERS}
+    Path("less.json").write_text(encode_window(replace(other, extents=less, topic_ids={"half": "a"})))
+    if known is not None:
+        Path("out/000001").mkdir(parents=True)
+        Path("out/000001/window.json").write_text(encode_window(replace(known, topic_ids=older)))
+        RunIndex.open(Path("out")).add(Run(1, 1, "t", 2, 1, 1, 0))
+    arguments = ["--out", "out", "--kafka", "127.0.0.1:1", *options, *(["--since-last"] if known else [])]
+    assert reconcile.main(arguments) == BadUsage.exit_code
+    assert reason in capsys.readouterr().err
