@@ -38,15 +38,18 @@ class Ingested:
     window: Window
 
 
-def land_once(spark: SparkSession, access: Access, tell: Tell) -> Ingested:
-    """Lands what came since the last landing in `access.out`. Raises ReconcileError."""
+def land_once(spark: SparkSession, access: Access, tell: Tell, *, by_receipts: bool = False) -> Ingested:
+    """Lands what came since the last landing in `access.out`. Raises ReconcileError.
+
+    `by_receipts`: with hashes of all records, for runs that find them by their receipts.
+    """
     with explained(), hold(access.out):
         plan = _make_plan(access)
         units = complete_units(access.out)
         unit = access.out / f"{int(units[-1].name) + 1 if units else 1:06d}"
         plan = _begin(unit, plan)
         tell(f"landing {int(unit.name)}: {len(plan.extents)} partitions")
-        land_kafka(spark, plan, KafkaAccess(access.kafka), unit / EVENTS)
+        land_kafka(spark, plan, KafkaAccess(access.kafka, by_receipts), unit / EVENTS)
         tell("everything landed")
         (unit / _PLAN).replace(unit / WINDOW_FILE)
         return Ingested(unit, plan)
@@ -77,14 +80,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit codes: 0 landed, 2 usage, 3 indeterminate."""
     parser = argparse.ArgumentParser(prog="landing", description="Lands Kafka's topics for `reconcile --landed`.")
     add_access(parser)
+    parser.add_argument("--by-receipts", action="store_true", help="records do not name their transactions (no header)")
     given = parser.parse_args(arguments)
-    return run_command(lambda tell: _land(read_access(given), tell))
+    return run_command(lambda tell: _land(read_access(given), tell, by_receipts=given.by_receipts))
 
 
-def _land(access: Access, tell: Tell) -> int:
+def _land(access: Access, tell: Tell, *, by_receipts: bool) -> int:
     is_brief = _make_plan(access).offsets <= BRIEF_OFFSETS  # what cannot be is refused before Spark starts
     with running_session(access.jars, cores=access.cores, memory_mb=access.memory_mb, is_brief=is_brief) as spark:
-        landed = land_once(spark, access, tell)
+        landed = land_once(spark, access, tell, by_receipts=by_receipts)
     sys.stdout.write(f"{landed.window.offsets:,} offsets landed in {landed.unit}\n")
     return 0
 

@@ -258,6 +258,7 @@ ThresholdsOption = Annotated[
     Path | None,
     typer.Option("--thresholds", help='JSON: findings let pass, as {"kinds": {"STALE": 5}}.', **_IS_FILE),
 ]
+ReceiptsOption = Annotated[bool, typer.Option("--by-receipts", help="Records had no header while it was switched off.")]
 LandedOption = Annotated[
     Path | None, typer.Option("--landed", help="Read what `report land`, or another run, has landed; not Kafka.")
 ]
@@ -273,9 +274,7 @@ def run(  # noqa: PLR0913, PLR0917 - a setting is an option
     thresholds: ThresholdsOption = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 4 for warnings.")] = False,
     tables: Annotated[Path | None, typer.Option("--tables", help="JSON: producers' own tables to compare.")] = None,
-    by_receipts: Annotated[
-        bool, typer.Option("--by-receipts", help="Records had no header while it was switched off.")
-    ] = False,
+    by_receipts: ReceiptsOption = False,
     cores: CoresOption = 0,
     memory_mb: MemoryOption = 1_024,
     url: UrlOption = DEFAULT_URL,
@@ -307,6 +306,7 @@ def run(  # noqa: PLR0913, PLR0917 - a setting is an option
 def land(
     out: Annotated[Path, typer.Option("--out", help="Folder of what is landed.")] = _LANDED,
     topics: Annotated[str, typer.Option("--topics", help="Real topics, comma-separated; all if left out.")] = "",
+    by_receipts: ReceiptsOption = False,
     cores: CoresOption = 0,
     memory_mb: MemoryOption = 1_024,
     config: ConfigOption = None,
@@ -322,7 +322,8 @@ def land(
             "--prefix": settings.topics.prefix,
             "--kafka-options": _write(Path(folder) / "kafka.json", settings.kafka),
         }
-        for line in run_job("spark.landing", given).lines:
+        flags = ["--by-receipts"] if by_receipts or not settings.transaction_id_header else []
+        for line in run_job("spark.landing", given, flags).lines:
             print_line(line)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import Row as SparkRow
 
+from spark.errors import Indeterminate
 from spark.judge.findings import Finding, propose_repair, report, report_unreadable
 from spark.judge.fold import (
     CHAINED_SQL,
@@ -76,6 +77,7 @@ def link_by_receipts(spark: SparkSession, window: Window, folder: Path, before: 
     """
     spark.sql(_TOLD_SQL).createOrReplaceTempView("told")
     told = spark.sql(_NEW_SQL)
+    _check_hashed(told, spark.table("new_events"))
     linked = [_take(told, spark.table("new_events"))]
     starts = [(*place, extent.start) for place, extent in window.ranges_of(window.real).items()]
     if before and starts:
@@ -83,7 +85,10 @@ def link_by_receipts(spark: SparkSession, window: Window, folder: Path, before: 
         early = told.join(begun, ["topic", "part"]).where("off < start").drop("start")
         if not early.isEmpty():
             free = reduce(_without_given, [read_landed(spark, path) for path in _linked_before(before)], early)
-            linked += [_take(free, read_landed(spark, earlier / EVENTS)) for earlier in before]
+            for earlier in before:
+                events = read_landed(spark, earlier / EVENTS)
+                _check_hashed(free, events)
+                linked.append(_take(free, events))
     reduce(DataFrame.unionAll, linked).write.parquet(str(folder / _LINKED))
     found = read_landed(spark, folder / _LINKED)
     places = found.select(*_PLACE, "leg").distinct().withColumnRenamed("leg", "found")
@@ -102,6 +107,16 @@ def _without_given(told: DataFrame, given: DataFrame) -> DataFrame:
     taken = given.selectExpr("tx AS owner", *_PLACE)
     is_anothers = [told[name] == taken[name] for name in _PLACE] + [told["tx"] != taken["owner"]]
     return told.join(taken, is_anothers, "left_anti")
+
+
+def _check_hashed(told: DataFrame, events: DataFrame) -> None:
+    """Raises Indeterminate where a record that is named was read without its hash: it would seem to be missing."""
+    unknown = events.where(f"leg = {Evidence.FOREIGN} AND content IS NULL").join(told, _PLACE, "left_semi").first()
+    if unknown is not None:
+        raise Indeterminate(
+            f"{unknown.topic}-{unknown.part}@{unknown.off} was read without --by-receipts: no hash of it was kept",
+            "Land, or run, anew with it, in a new folder.",
+        )
 
 
 def _take(told: DataFrame, events: DataFrame) -> DataFrame:

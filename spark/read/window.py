@@ -205,7 +205,7 @@ def _narrow(window: Window, starts: Starts, folder: Path) -> Window:
 def _check_within(window: Window, whole: Window, folder: Path) -> None:
     topic = _find_anew(window, whole)
     if topic is not None:
-        raise BadUsage(f"{folder} holds another topic {topic} than the window speaks of", "It was made anew: begin anew.")
+        raise BadUsage(f"{folder} holds another topic {topic} than the window speaks of", "It was made anew.")
     for place, extent in window.extents.items():
         landed = whole.extents[place].end
         if extent.end > landed:

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from bridge.core.transaction import make_transaction_id, make_uuid7_bits
+from spark.errors import Indeterminate
 from spark.judge.findings import decode_findings
 from spark.judge.judging import link_by_receipts
 from spark.judge.rules import FindingKind, judge
@@ -135,3 +137,17 @@ def test_record_is_not_taken_from_who_has_prepared_it(spark: SparkSession, tmp_p
     ]
     lie = [event._replace(tx=OTHER) for event in lie]
     assert link(spark, tmp_path / "1", [*lie, half(), commit(), op("COMMITTED"), NOBODYS]) == [FOUND]
+
+
+@pytest.mark.parametrize("is_earlier", [False, True])
+def test_record_that_was_read_without_its_hash_is_not_called_missing(
+    spark: SparkSession, tmp_path: Path, *, is_earlier: bool
+) -> None:
+    """As `report land` did without `--by-receipts`: every commit would seem lost. One that nobody names is nobody's."""
+    unhashed = NOBODYS._replace(content=None, body=None, place=None, topic_id=None)
+    assert link(spark, tmp_path / "1", [half(), commit(), unhashed]) == []
+    told = [half(), commit(), op("COMMITTED")]
+    make_frame(spark, [unhashed]).write.parquet(str(tmp_path / "0" / EVENTS))
+    before = [tmp_path / "0"] if is_earlier else []
+    with pytest.raises(Indeterminate, match="orders-0@100 was read without --by-receipts"):
+        link(spark, tmp_path / "2", told if is_earlier else [*told, unhashed], *before, start=101 if is_earlier else 0)
