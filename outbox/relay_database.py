@@ -94,7 +94,8 @@ def read_mapped_file(path: Path) -> MappedFile:
     texts = [*document.values(), *(text for name, text in columns.items() if name != "headers")]
     if "table" not in document or not all(isinstance(text, str) for text in texts):
         raise OutboxConfigError(f"{path}: it needs `table`, and every name is a string")
-    if "{}" not in columns.get("topic_format", "{}"):
+    around = columns.get("topic_format", "{}").replace("{}", "", 1)
+    if around == columns.get("topic_format") or "{" in around or "}" in around:
         raise OutboxConfigError(f"{path}: topic_format has one {{}}, where the topic's column goes")
     return MappedFile(columns=ColumnMap(**columns), **document)
 

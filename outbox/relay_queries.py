@@ -8,40 +8,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.compiler import SQLCompiler
-from sqlalchemy.sql.functions import FunctionElement
 
 from outbox.hand_over import OutboxRow
-from outbox.sources import OutboxSource
+from outbox.sources import AsRowId, OutboxSource
 from outbox.transaction_record import DatabaseNow, make_insert_missing
 
 WAITING: Final = "waiting"
 PARKED: Final = "parked"
-
-
-class AsRowId(FunctionElement[str]):
-    """A key column as text, of the kind that `row_id` is, so that its index can be used."""
-
-    type = sa.String()
-    inherit_cache = True
-    name = "as_row_id"
-
-
-@compiles(AsRowId)
-def _plain_row_id(element: AsRowId, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401 - the compiler's own
-    return f"CAST({compiler.process(element.clauses, **options)} AS VARCHAR(64))"
-
-
-@compiles(AsRowId, "mysql")
-@compiles(AsRowId, "mariadb")
-def _mariadb_row_id(element: AsRowId, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401 - as above
-    return f"(CAST({compiler.process(element.clauses, **options)} AS CHAR(64) CHARACTER SET ascii) COLLATE ascii_bin)"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -246,7 +223,7 @@ def claim_rows(
         if row_id in held:
             try:
                 rows.append(tables.source.read(columns, row_id, columns[_ATTEMPTS] or 0))
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 unread.append(Mark(row_id, PARKED, 0, f"no message: {error}"))
     return Claimed(rows, unread, onward)
 
@@ -256,7 +233,8 @@ def delete_published(conn: Connection, tables: Tables, rows: Sequence[OutboxRow]
     source = tables.source
     is_published = is_among(conn.dialect, source.key_column, [row.row for row in rows])
     if source.archive is not None:
-        taken = sa.select(source.table).where(is_published)
+        # locked: a relay that was frozen may be at it too, and what it has moved is not moved once more
+        taken = sa.select(source.table).where(is_published).with_for_update()
         conn.execute(sa.insert(source.archive).from_select([column.name for column in source.table.c], taken))
     conn.execute(sa.delete(source.table).where(is_published))
     _delete_leases(conn, tables, [row.row_id for row in rows])
@@ -351,9 +329,15 @@ def _existing(conn: Connection, tables: Tables, row_ids: Sequence[str]) -> set[s
     """Which of them are ids of rows. By the key's own type if that is known, so that its index can be used."""
     column = tables.source.key_column
     convert = next((made for kind, made in _FROM_ROW_ID if isinstance(column.type, kind)), None)
-    wanted = AsRowId(column) if convert is None else column
-    keys = list(row_ids) if convert is None else [convert(row_id) for row_id in row_ids]
-    return set(conn.scalars(sa.select(AsRowId(column)).where(is_among(conn.dialect, wanted, keys))))
+    named = sa.select(AsRowId(column))
+    found: set[str] = set()
+    if convert is not None:
+        keys = [convert(row_id) for row_id in row_ids]
+        found |= set(conn.scalars(named.where(is_among(conn.dialect, column, keys))))
+    left = sorted(set(row_ids) - found)  # of another type, or known by their digests
+    if left and (convert is None or convert is str):
+        found |= set(conn.scalars(named.where(is_among(conn.dialect, AsRowId(column), left))))
+    return found
 
 
 @contextmanager
@@ -384,7 +368,8 @@ def _find(
             found += _read_free(conn, tables, is_head, len(heads.keys))
     if not place.is_for_groupless and len(found) < max_rows:
         found += _read_free(conn, tables, group.is_(None), max_rows - len(found))
-    found.sort(key=itemgetter(tables.source.sequence_column.name))
+    name = tables.source.sequence_column.name
+    found.sort(key=lambda columns: (columns[name] is not None, columns[name]))
     return found, ReadPosition(after, not place.is_for_groupless)
 
 

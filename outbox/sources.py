@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import sqlalchemy as sa
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
 
 from outbox.client.errors import OutboxConfigError
 from outbox.enqueue import decode_headers
@@ -135,6 +138,8 @@ class MappedSource:
     def read(self, columns: Mapping[str, Any], row_id: str, attempts: int) -> OutboxRow:
         names = self.columns
         headers = names.headers or {}
+        if columns[names.topic] is None:
+            raise ValueError("it names no topic")
         return OutboxRow(
             row=columns[names.key],
             row_id=row_id,
@@ -186,3 +191,55 @@ def to_bytes(value: object) -> bytes | None:
     if isinstance(value, dict | list):
         raise TypeError("the table must declare this column as JSON")
     return str(value).encode()
+
+
+# --- a row's key as text, by which leases and the bridge know it ---
+
+
+class AsRowId(FunctionElement[str]):
+    """A key column as text, of the kind that `row_id` is, so that its index can be used.
+
+    A key that does not fit into one is known by its digest: cut off, or with other signs in it, two would be one.
+    """
+
+    type = sa.String()
+    inherit_cache = True
+    name = "as_row_id"
+
+
+_ROW_ID_LENGTH: Final = 64
+_ANY_LENGTH: Final = (sa.LargeBinary, sa.BINARY, sa.VARBINARY, sa.types.NullType)
+
+
+def _fits(kind: sa.types.TypeEngine[Any]) -> bool:
+    """Whether no key of this type is longer than a row id."""
+    if isinstance(kind, sa.String):
+        return kind.length is not None and kind.length <= _ROW_ID_LENGTH
+    return not isinstance(kind, _ANY_LENGTH)
+
+
+@compiles(AsRowId)
+def _plain_row_id(element: AsRowId, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401 - the compiler's own
+    return f"CAST({compiler.process(element.clauses, **options)} AS VARCHAR(64))"
+
+
+@compiles(AsRowId, "postgresql")
+def _postgres_row_id(element: AsRowId, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401 - as above
+    key, (column,) = compiler.process(element.clauses, **options), element.clauses
+    short = f"CAST({key} AS VARCHAR(64))"
+    if _fits(column.type):
+        return short
+    text = f"CAST({key} AS TEXT)"
+    return f"(CASE WHEN length({text}) <= 64 THEN {short} ELSE encode(sha256(convert_to({text}, 'UTF8')), 'hex') END)"
+
+
+@compiles(AsRowId, "mysql")
+@compiles(AsRowId, "mariadb")
+def _mariadb_row_id(element: AsRowId, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401 - as above
+    key, (column,) = compiler.process(element.clauses, **options), element.clauses
+    own = column.type.dialect_impl(compiler.dialect)
+    short, digest = (f"CAST({text} AS CHAR(64) CHARACTER SET ascii)" for text in (key, f"SHA2({key}, 256)"))
+    is_text = isinstance(column.type, sa.String)
+    if not _fits(column.type) or (is_text and getattr(own, "charset", None) != "ascii"):
+        short = f"CASE WHEN LENGTH({key}) <= 64 AND HEX({key}) REGEXP '^([0-7].)*$' THEN {short} ELSE {digest} END"
+    return f"({short} COLLATE ascii_bin)"

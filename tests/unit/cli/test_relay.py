@@ -75,6 +75,8 @@ def test_unreachable_database_tells_no_password(cli: Cli) -> None:
         'table = "t"\n[columns]\nother = "x"',
         'table = "t"\n[columns]\nkey = 1',
         'table = "t"\n[columns]\ntopic_format = "no place"',
+        'table = "t"\n[columns]\ntopic_format = "{}-{}"',
+        'table = "t"\n[columns]\ntopic_format = "{}-{0.x}"',
         'table = "t"\ncolumns = "x"',
         "no toml",
     ],

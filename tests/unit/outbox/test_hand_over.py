@@ -1,6 +1,7 @@
 """What an answer of the bridge says of a row, and how rows go into requests."""
 
 import pytest
+import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +11,7 @@ from outbox.client.errors import Problem
 from outbox.client.replies import CallResult, NoReply, Reply
 from outbox.enqueue import decode_headers, encode_headers
 from outbox.hand_over import OutboxRow, PublishResult, PublishStatus, call_of, decide, split_calls
+from outbox.sources import ColumnMap, MappedSource
 
 BYTES = st.none() | st.binary(max_size=20)
 
@@ -40,6 +42,14 @@ def reply(status: int, state: str, **members: object) -> Reply:
 def test_only_a_recorded_commit_is_published(told: CallResult, fate: PublishStatus) -> None:
     """A row is given up only where the bridge refuses the row itself: a missing grant must not park a whole outbox."""
     assert decide(told).fate is fate
+
+
+def test_row_without_a_topic_is_no_message() -> None:
+    """It went to one that is called None."""
+    table = sa.Table("events", sa.MetaData(), *[sa.Column(name, sa.Text) for name in ("id", "topic", "key", "payload")])
+    columns = {"id": "1", "topic": None, "key": None, "payload": "v"}
+    with pytest.raises(ValueError, match="no topic"):
+        MappedSource(table, ColumnMap(topic_format="events.{}"), "events").read(columns, "1", 0)
 
 
 @pytest.mark.parametrize(
