@@ -149,9 +149,15 @@ def short_transaction(conn: Connection, wait_ms: int, timeout_ms: int) -> Iterat
 
 
 def is_autocommitting(conn: Connection) -> bool:
-    """Whether each statement commits for itself. SQLite's driver does so until its first write: not asked there."""
-    raw = conn.connection.dbapi_connection
-    return conn.dialect.name != "sqlite" and raw is not None and conn.dialect.detect_autocommit_setting(raw)
+    """Whether each statement commits for itself."""
+    raw = conn.connection
+    if conn.dialect.name != "sqlite":
+        return raw.dbapi_connection is not None and conn.dialect.detect_autocommit_setting(raw.dbapi_connection)
+    driver: Any = raw.driver_connection
+    if driver.isolation_level is not None:  # it begins a transaction at the first write
+        return False
+    conn.exec_driver_sql("SELECT 1")  # who begins them with a listener, as SQLAlchemy advises, has done so now
+    return not driver.in_transaction
 
 
 def find_connection(session: Session | Connection, other: str) -> Connection:

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from outbox import Misuse
+from outbox.client.errors import OutboxConfigError
 from outbox.inbox import AsyncInbox, Inbox, identify
 from outbox.tables import make_inbox_table
 from tests.support.consumed import TRANSACTION_ID, WithAttributes, WithMethods, make_message
@@ -126,6 +127,32 @@ def test_message_and_effect_are_rolled_back_together(engine: sa.Engine) -> None:
             assert is_new
         session.commit()  # the session is as any other after its roll back
     assert (written(engine), rows(engine)) == ([], 1)
+
+
+@pytest.mark.parametrize("make", [Session, sa.Engine.connect])
+def test_message_without_a_transaction_is_refused(user_database: UserDatabase, make: Any) -> None:
+    """With AUTOCOMMIT it would stay seen, whatever becomes of what it causes."""
+    engine = user_database.engine(isolation_level="AUTOCOMMIT")
+    metadata.create_all(engine)
+    with make(engine) as session, pytest.raises(OutboxConfigError), Inbox("stamps").once(session, make_message(1)):
+        raise AssertionError("entered")
+    assert rows(engine) == 0
+    engine.dispose()
+
+
+@pytest.mark.parametrize("make", [Session, sa.Engine.connect])
+def test_transactions_of_sqlite_may_be_begun_by_a_listener(tmp_path: Path, make: Any) -> None:
+    """SQLAlchemy's own advice: the driver is told to begin none, and is in one all the same."""
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    sa.event.listen(engine, "connect", lambda raw, _: setattr(raw, "isolation_level", None))
+    sa.event.listen(engine, "begin", lambda conn: conn.exec_driver_sql("BEGIN"))
+    metadata.create_all(engine)
+    for is_kept, is_new in ((False, True), (True, True), (True, False)):
+        with make(engine) as session:
+            with Inbox("stamps").once(session, make_message(1)) as found:
+                assert found is is_new
+            (session.commit if is_kept else session.rollback)()
+    engine.dispose()
 
 
 def test_failed_message_leaves_with_its_savepoint(engine: sa.Engine) -> None:

@@ -25,9 +25,6 @@ def record() -> TransactionRecord:
     return TransactionRecord(make_record_table(sa.MetaData()))
 
 
-SERVERS = pytest.mark.parametrize("user_database", ["postgresql", "mariadb"], indirect=True)
-
-
 @pytest.fixture
 def engine(user_database: UserDatabase, record: TransactionRecord) -> Iterator[sa.Engine]:
     made = user_database.engine()
@@ -122,7 +119,6 @@ def test_records_and_bars_are_durable_before_they_are_seen(
     assert settings == ["on", "on"]
 
 
-@SERVERS
 def test_record_without_a_transaction_is_refused(record: TransactionRecord, user_database: UserDatabase) -> None:
     """With AUTOCOMMIT it would stand, and be answered COMMIT, whatever becomes of what it speaks for."""
     engine = user_database.engine(isolation_level="AUTOCOMMIT")
