@@ -310,17 +310,17 @@ def _run_once(outbox: Outbox, hand_over: "HandOver", stop: threading.Event, repo
     with _opened_database(outbox) as database, told_errors():
         opened = outbox.open(database, hand_over)
         while not stop.is_set() and not is_away:
-            counts = opened.run_once()
-            if counts.claimed == 0:
+            if (counts := opened.run_once()).claimed == 0:
                 break
             report.note(counts)
             is_away = counts.wait_ms > 0
+        left = opened.count_rows()
     report.tell(is_last=True)
     if is_away:
         raise CommandFailed(Exit.UNREACHABLE, "the bridge did not take the rows", "Is it running? Check --bridge.")
-    if report.parked or report.delayed:
+    if left.parked or left.waiting:
         remedy = "`outbox-bridge relay parked list` shows why rows were refused; the next run tries the others."
-        raise CommandFailed(Exit.FAILED, f"{report.parked} rows refused, {report.delayed} left", remedy)
+        raise CommandFailed(Exit.FAILED, f"{left.parked} rows refused, {left.waiting} left", remedy)
 
 
 def _run_until(

@@ -64,6 +64,21 @@ def test_relay_publishes_what_is_there_and_tells_what_was_refused(
     assert world.count() == (0, 0)
 
 
+def test_rows_that_earlier_runs_have_left_are_left(world: OutboxWorld, bridge: SocketBridge, tmp_path: Path) -> None:
+    """Nothing can be claimed: one is parked, one is behind it, one waits for its next try. Not all is published."""
+    world.enqueue(Sent("no.such.topic", b"a", b"0"), Sent("orders", b"a", b"1"))
+    assert relay(tmp_path, bridge.url, "-g", "shop", "--once").returncode == 1
+    again = relay(tmp_path, bridge.url, "-g", "shop", "--once")
+    assert (again.returncode, "1 rows refused, 1 left" in again.stderr) == (1, True), again.stderr
+    assert relay(tmp_path, bridge.url, "parked", "discard", "--all", "--yes").returncode == 0
+    assert relay(tmp_path, bridge.url, "-g", "shop", "--once").returncode == 0
+    (slow,) = world.enqueue(Sent("orders", b"a", b"2"))
+    lease = {"source": "outbox", "row_id": slow, "state": "waiting", "free_ms": 2**62, "attempts": 1}
+    with world.engine.begin() as conn:
+        conn.execute(sa.insert(world.leases).values(lease))
+    assert relay(tmp_path, bridge.url, "-g", "shop", "--once").returncode == 1
+
+
 def test_interrupted_relay_ends_well(world: OutboxWorld, bridge: SocketBridge, tmp_path: Path) -> None:
     """Rows that come while it runs are published; at the signal it reports and leaves no lease behind."""
     popen = subprocess.Popen(
