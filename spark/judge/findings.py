@@ -87,14 +87,21 @@ def compare(now: Iterable[Finding], before: Iterable[Finding]) -> list[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """How many findings are let pass: by kind, and by topic and kind, which comes first. Everything else: none."""
+    """How many findings are let pass: by kind in all topics together, but for topics that have a number of their own.
+    Everything else: none."""
 
     kinds: Mapping[str, int] = field(default_factory=dict)
     topics: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
-    def limit_of(self, kind: str, topic: str | None) -> int:
-        """The number that is let pass."""
-        return self.topics.get(topic or "", {}).get(kind, self.kinds.get(kind, 0))
+    def find_exceeded(self, findings: Iterable[tuple[str, str | None]]) -> set[str]:
+        """Kinds of which there are more than are let pass; `findings`: kind and topic of each."""
+        counts = Counter(
+            (kind, topic if kind in self.topics.get(topic or "", {}) else None) for kind, topic in findings
+        )
+        return {kind for (kind, topic), count in counts.items() if count > self._limit_of(kind, topic)}
+
+    def _limit_of(self, kind: str, topic: str | None) -> int:
+        return self.kinds.get(kind, 0) if topic is None else self.topics[topic][kind]
 
 
 def parse_thresholds(document: Mapping[str, Any]) -> Thresholds:
@@ -122,8 +129,7 @@ def _check_limit(place: str, kind: str, limit: object) -> None:
 
 def decide_exit(findings: Iterable[Finding], thresholds: Thresholds, *, is_strict: bool) -> int:
     """0 pass, 1 more findings than a threshold lets pass, 4 warnings only, where they count."""
-    standing = Counter((one.kind, one.topic) for one in findings if one.state != CLEARED)
-    over = {kind for (kind, topic), count in standing.items() if count > thresholds.limit_of(kind, topic)}
+    over = thresholds.find_exceeded((one.kind, one.topic) for one in findings if one.state != CLEARED)
     if over - _WARNINGS_ONLY:
         return FINDINGS
     return WARNINGS if over and is_strict else PASS

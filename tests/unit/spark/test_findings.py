@@ -96,14 +96,16 @@ def test_runs_are_compared() -> None:
         ([make_finding(kind="UNPROVABLE")], True, 4),
         ([make_finding(kind="STALE")] * 2, True, 0),
         ([make_finding(kind="STALE")] * 3, False, 1),
+        ([make_finding(kind="STALE", topic=topic) for topic in ("a", "b", "c")], False, 1),
+        ([make_finding(kind="STALE", topic=topic) for topic in ("a", "b", "metrics")], False, 0),
         ([make_finding(kind="DUPLICATE", topic="metrics")], False, 0),
         ([make_finding(kind="DUPLICATE")], False, 1),
         (compare([], [make_finding()]), False, 0),
     ],
 )
 def test_exit_code_follows_the_thresholds(findings: list[Finding], is_strict: bool, code: int) -> None:
-    """A topic's own threshold comes before that of the kind; cleared ones do not count."""
-    thresholds = Thresholds({"STALE": 2}, {"metrics": {"DUPLICATE": 1}})
+    """That of a kind is for all topics together, but for one that has its own; cleared ones do not count."""
+    thresholds = Thresholds({"STALE": 2}, {"metrics": {"DUPLICATE": 1, "STALE": 1}})
     assert decide_exit(findings, thresholds, is_strict=is_strict) == code
 
 
