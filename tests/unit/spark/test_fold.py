@@ -239,6 +239,13 @@ def test_order_is_asked_for_only_where_it_was_promised(
     assert overtaken(database, keyed(1, 7, 20, 102), keyed(2, *second)) == [], why
 
 
+def test_end_before_the_half_message_decides_nothing(database: Any) -> None:
+    """It is nobody's: what was decided by a later one has overtaken nobody, nor was it overtaken."""
+    late = keyed(6, 7, 30, 102)
+    lost = commit(5)._replace(tx=late[0].tx)
+    assert overtaken(database, [*late, lost], keyed(2, 7, 20, 101)) == []
+
+
 def test_void_publication_decides_nothing(database: Any) -> None:
     """What came too late and was sent again is decided where the second half message lies."""
     between = keyed(1, 7, 20, 100)
