@@ -114,8 +114,9 @@ def _absence(pair: Pair, last: Event, scope: Scope) -> tuple[FindingKind | None,
     if receipt is None or receipt.off is None:
         return _absence_anywhere(pair, scope, is_young=is_young), where
     extent = scope.extents.get(QueuePlace(receipt.topic, receipt.part))
-    if extent is None:
-        return FindingKind.UNPROVABLE, f"{where} (not read)"
+    if extent is None:  # a topic that is not read, or a partition that was added since the window was noted
+        is_added = is_young and any(place.topic == receipt.topic for place in scope.extents)
+        return None if is_added else FindingKind.UNPROVABLE, f"{where} (not read)"
     if receipt.off < extent.start or extent.is_compacted:
         return FindingKind.UNPROVABLE, where
     return (None if receipt.off >= extent.end and is_young else FindingKind.MISSING), where

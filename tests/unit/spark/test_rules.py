@@ -95,6 +95,10 @@ def test_id_with_a_later_time_must_have_its_half_message() -> None:
             [half(), commit(ms=NOW_MS), op("COMMITTED", ms=NOW_MS, receipts=UNSURE.receipts)],
             id="record not readable yet, no offset known",
         ),
+        pytest.param(
+            [half(), commit(ms=NOW_MS), op("COMMITTED", ms=NOW_MS, receipts=[ReceiptRow("orders", 9, 0)])],
+            id="published to a partition that was added meanwhile",
+        ),
         pytest.param([half(), record(off=995)], id="committed behind the journal's end"),
         pytest.param(
             [half(), op("COMMITTED", cause=1_000, receipts=[ReceiptRow("orders", 0, 995)], ms=NOW_MS), record(off=995)],
