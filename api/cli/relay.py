@@ -309,11 +309,10 @@ def _run_once(outbox: Outbox, hand_over: "HandOver", stop: threading.Event, repo
     is_away = False
     with _opened_database(outbox) as database, told_errors():
         opened = outbox.open(database, hand_over)
-        while not stop.is_set() and not is_away:
-            if (counts := opened.run_once()).claimed == 0:
-                break
+        while not stop.is_set() and not is_away and (counts := opened.run_once()).claimed:
             report.note(counts)
             is_away = counts.wait_ms > 0
+        opened.clean_leases()
         left = opened.count_rows()
     report.tell(is_last=True)
     if is_away:

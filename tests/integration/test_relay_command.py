@@ -70,7 +70,8 @@ def test_rows_that_earlier_runs_have_left_are_left(world: OutboxWorld, bridge: S
     assert relay(tmp_path, bridge.url, "-g", "shop", "--once").returncode == 1
     again = relay(tmp_path, bridge.url, "-g", "shop", "--once")
     assert (again.returncode, "1 rows refused, 1 left" in again.stderr) == (1, True), again.stderr
-    assert relay(tmp_path, bridge.url, "parked", "discard", "--all", "--yes").returncode == 0
+    with world.engine.begin() as conn:  # by hand, which leaves its lease
+        conn.execute(sa.delete(world.table).where(world.table.c.topic == "no.such.topic"))
     assert relay(tmp_path, bridge.url, "-g", "shop", "--once").returncode == 0
     (slow,) = world.enqueue(Sent("orders", b"a", b"2"))
     lease = {"source": "outbox", "row_id": slow, "state": "waiting", "free_ms": 2**62, "attempts": 1}
