@@ -43,6 +43,7 @@ from outbox.relay_queries import (
 from outbox.sources import OutboxSource
 
 _PSYCOPG: Final = ("postgresql", "psycopg")
+_LOOK_S: Final = 0.5  # for the stop, by whoever waits for notifications
 
 
 class Notifier:
@@ -60,9 +61,10 @@ class Notifier:
             return
         dbapi_error: type[Exception] = self._engine.dialect.loaded_dbapi.Error
         try:
-            driver = self._listen()
-            for _ in driver.notifies(timeout=timeout_ms / 1000, stop_after=1):
-                return
+            driver, end_s = self._listen(), time.monotonic() + timeout_ms / 1000
+            while not stop.is_set() and (left_s := end_s - time.monotonic()) > 0:
+                for _ in driver.notifies(timeout=min(left_s, _LOOK_S), stop_after=1):
+                    return
         except (dbapi_error, SQLAlchemyError):
             self.close()
             stop.wait(timeout_ms / 1000)

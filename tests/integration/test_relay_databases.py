@@ -1,15 +1,16 @@
 """The relay while its database is killed and comes back."""
 
 import threading
+import time
 from collections.abc import Sequence
 
 import pytest
 
 from outbox.hand_over import MemoryHandOver, OutboxRow, PublishResult
-from outbox.relay import RelayConfig
+from outbox.relay import Notifier, RelayConfig
 from tests.support.cli_process import wait_for
 from tests.support.outbox_world import OutboxWorld, Sent
-from tests.support.user_database import MortalDatabase, Server
+from tests.support.user_database import MortalDatabase, Server, UserDatabase
 
 pytest_plugins = ["tests.support.postgres", "tests.support.user_databases"]
 
@@ -66,3 +67,14 @@ def test_relay_is_stopped_while_its_database_is_away(mortal_database: MortalData
     thread.join(60)
     assert not thread.is_alive()
     server.start()
+
+
+def test_stop_ends_a_wait_for_rows(user_database: UserDatabase) -> None:
+    """However long the pause between looks is: a relay that is told to end has seconds, not a minute."""
+    engine, stop = user_database.engine(), threading.Event()
+    waker, began_s = Notifier(engine), time.monotonic()
+    threading.Timer(0.2, stop.set).start()
+    waker.wait(stop, 20_000)
+    waker.close()
+    engine.dispose()
+    assert time.monotonic() - began_s < 10
