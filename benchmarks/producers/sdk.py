@@ -1,21 +1,27 @@
 """`with bridge.transaction(session)` on a real bridge and PostgreSQL: an order, its record and a message each time.
 
-Settled before the block is left; with `respond_async`, stored.
+Settled before the block is left; with `respond_async`, stored. Beside it the same local transaction without the bridge,
+and the least that does what a block does: SQLAlchemy, and the two calls as bytes on a socket, without any care.
 """
 
 import asyncio
+import json
+import socket
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from benchmarks.load import Load
-from benchmarks.producers.shop import GROUP, ORDERS, Shop
+from benchmarks.producers.shop import GROUP, ORDERS, RECORDS, Shop
 from benchmarks.rounds import Note, drive
 from benchmarks.stage import TOPIC, Stage
 from outbox import AsyncBridge, Bridge, TransactionSendResult
+from outbox.transaction_record import insert_record
 
 _THREADS = (1, 16, 64)
 _TASKS = 64
@@ -28,9 +34,13 @@ def measure_sdk(stage: Stage, shop: Shop, seconds: float, note: Note) -> None:
     url = f"http://127.0.0.1:{stage.ports[0]}"
     engine = sa.create_engine(shop.url, pool_size=max(_THREADS))
     for threads in _THREADS:
+        note(f"local{threads}_tps", _run_threads(threads, seconds, partial(_work_locally, engine)).per_second)
         with Bridge(url, GROUP) as bridge:
-            for name, is_stored in ((f"sdk{threads}_tps", False), (f"sdk{threads}_stored_tps", True)):
-                _note(name, _run_threads(bridge, engine, threads, seconds, is_stored=is_stored), stage, note)
+            for name, is_stored in (("", False), ("_stored", True)):
+                block = partial(_work_in_blocks, bridge, engine, is_stored=is_stored)
+                _note(f"sdk{threads}{name}_tps", _run_threads(threads, seconds, block), stage, note)
+                lean = partial(_work_leanly, stage.ports[0], engine, is_stored=is_stored)
+                _note(f"lean{threads}{name}_tps", _run_threads(threads, seconds, lean), stage, note)
     engine.dispose()  # PostgreSQL as it comes has connections for one of us
     _note(f"sdk_async{_TASKS}_tps", drive(lambda: _run_tasks(url, shop.url, seconds)), stage, note)
 
@@ -41,22 +51,65 @@ def _note(name: str, load: Load, stage: Stage, note: Note) -> None:
     stage.await_projection()
 
 
-def _run_threads(bridge: Bridge, engine: sa.Engine, threads: int, seconds: float, *, is_stored: bool) -> Load:
+_Work = Callable[[int, float], int]
+"""What a thread of this number does until then; how often."""
+
+
+def _run_threads(threads: int, seconds: float, work: _Work) -> Load:
     began = time.perf_counter()
-
-    def work(number: int) -> int:
-        done = 0
-        while time.perf_counter() - began < seconds:
-            block = bridge.transaction(session := Session(engine), respond_async=is_stored)
-            with session, block as transaction:
-                session.execute(_INSERT, _order(number))
-                transaction.send(TOPIC, key=f"customer-{number}", value=_VALUE)
-            _check(transaction.result)
-            done += 1
-        return done
-
     with ThreadPoolExecutor(threads) as pool:
-        return Load(sum(pool.map(work, range(threads))), time.perf_counter() - began, ())
+        done = sum(pool.map(lambda number: work(number, began + seconds), range(threads)))
+    return Load(done, time.perf_counter() - began, ())
+
+
+def _work_in_blocks(bridge: Bridge, engine: sa.Engine, number: int, stop_at: float, *, is_stored: bool) -> int:
+    done = 0
+    while time.perf_counter() < stop_at:
+        block = bridge.transaction(session := Session(engine), respond_async=is_stored)
+        with session, block as transaction:
+            session.execute(_INSERT, _order(number))
+            transaction.send(TOPIC, key=f"customer-{number}", value=_VALUE)
+        _check(transaction.result)
+        done += 1
+    return done
+
+
+def _work_locally(engine: sa.Engine, number: int, stop_at: float) -> int:
+    done = 0
+    while time.perf_counter() < stop_at:
+        with Session(engine) as session, session.begin():
+            session.execute(_INSERT, _order(number))
+        done += 1
+    return done
+
+
+def _work_leanly(port: int, engine: sa.Engine, number: int, stop_at: float, *, is_stored: bool) -> int:
+    done = 0
+    message = {"topic": TOPIC, "key": f"customer-{number}", "value": _VALUE.decode()}
+    half = json.dumps({"producer_group": GROUP, "messages": [message]}).encode()
+    host = b"Host: 127.0.0.1:%d\r\n" % port
+    host_of_end = host + (b"Prefer: respond-async\r\n" if is_stored else b"")
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while time.perf_counter() < stop_at:
+            answer = _call(connection, b"/v1/transactions", half, host)
+            transaction_id = answer[answer.index(b'_id":"') + 6 :][:28]
+            with Session(engine) as session, session.begin():
+                session.execute(_INSERT, _order(number))
+                insert_record(session.connection(), RECORDS, transaction_id.decode(), GROUP)
+            _call(connection, b"/v1/transactions/%b/commit" % transaction_id, b"{}", host_of_end)
+            done += 1
+    return done
+
+
+def _call(connection: socket.socket, path: bytes, body: bytes, head: bytes) -> bytes:
+    """Raises RuntimeError if it was not done."""
+    fixed = b"Content-Type: application/json\r\nContent-Length: %d\r\n" % len(body)
+    connection.sendall(b"POST %b HTTP/1.1\r\n%b%b\r\n%b" % (path, fixed, head, body))
+    answer = connection.recv(65_536)  # the bridge sends one this small in one piece
+    if not answer.startswith(b"HTTP/1.1 20"):
+        raise RuntimeError(answer.decode())
+    return answer
 
 
 async def _run_tasks(bridge_url: str, database_url: str, seconds: float) -> Load:
