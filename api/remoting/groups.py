@@ -147,8 +147,7 @@ class ConnectedGroups:
         members = self._members.setdefault(group, {})
         members.setdefault(member)
         if group not in self._loops and not self._is_closed:
-            task = self._loops[group] = asyncio.ensure_future(self._claim_forever(group))
-            task.add_done_callback(lambda _: self._loops.pop(group, None))
+            self._loops[group] = asyncio.ensure_future(self._claim_forever(group))
 
     def leave(self, member: Member, groups: Iterable[str]) -> None:
         """The connection does not any more; a group without one is not asked."""
@@ -177,6 +176,7 @@ class ConnectedGroups:
             if not is_good:
                 await self._clock.sleep_ms(_PAUSE_MS)
         self._refused.pop(group, None)
+        del self._loops[group]  # in the turn that found nobody: a connection that comes in the next one begins another
 
     async def run_once(self, group: str) -> bool:
         """Claims what is due, and sends it; False if it was refused."""
