@@ -211,7 +211,7 @@ class Door:
     def _hear_heartbeat(self, peer: Requester, request: RemotingCommand) -> bytes:
         try:
             heartbeat = read_heartbeat(request.body)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return request.answer(ResponseCode.MESSAGE_ILLEGAL, "the heartbeat is not the JSON it should be")
         for group in heartbeat.groups[:_MOST_GROUPS]:
             self._join(peer, group)

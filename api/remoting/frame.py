@@ -162,7 +162,7 @@ def encode_frame(command: RemotingCommand) -> bytes:
 def _decode_json(raw: bytes, body: bytes) -> RemotingCommand:
     try:
         header = _read_json(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadFrame("the header is not the JSON it should be") from error
     fields = {name: text for name, text in (header.ext_fields or {}).items() if text is not None}
     for number in (header.code, header.opaque, header.flag, header.version):

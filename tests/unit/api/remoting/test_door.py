@@ -173,3 +173,14 @@ def test_every_topic_has_a_route(topic: str) -> None:
     (answer,) = answers.take()
     assert answer.code == 0
     assert b"127.0.0.1:9876" in answer.body
+
+
+@pytest.mark.parametrize("body", [b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}", b'{"clientID":"\xff"}'])
+def test_heartbeat_that_cannot_be_read_is_refused(body: bytes) -> None:
+    """Whatever is wrong with it; the connection, and what else is sent on it, goes on."""
+    peer, answers = Peer(FirstTries()), FrameBuffer()
+    request = RemotingCommand(RequestCode.HEART_BEAT, opaque=1, body=body)
+    open_door(Transactions()).take(peer, request)  # type: ignore[arg-type]
+    answers.add(peer.sent[0])
+    (answer,) = answers.take()
+    assert answer.code == ResponseCode.MESSAGE_ILLEGAL

@@ -99,3 +99,11 @@ def test_a_length_beyond_the_limit_is_refused_before_anything_is_kept(size: int)
     buffer.add(struct.pack(">i", size))
     with pytest.raises(BadFrame):
         list(buffer.take())
+
+
+@pytest.mark.parametrize("member", ["language", "anything"])
+def test_depth_of_a_header_is_a_bad_frame(member: str) -> None:
+    """Anybody who reaches the port could fill the log with the traces of what is no BadFrame."""
+    header = b'{"code":34,"%b":%b}' % (member.encode(), b"[" * 100_000 + b"]" * 100_000)
+    with pytest.raises(BadFrame):
+        decode_frame(struct.pack(">ii", 4 + len(header), len(header)) + header)
