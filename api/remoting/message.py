@@ -268,11 +268,12 @@ class SendRequest(NamedTuple):
     messages: Sequence[InnerMessage]
     is_batch: bool
     born_ms: int = 0
+    system_flag: int = 0
 
     @property
     def is_transactional(self) -> bool:
-        """Whether it is a half message."""
-        return not self.is_batch and self.properties.get(TRANSACTIONAL) == "true"
+        """Whether it is a half message: for RocketMQ whatever says so is none that anybody may see yet."""
+        return bool(self.system_flag & SystemFlag.PREPARED) or _says_half(self.properties)
 
 
 class EndRequest(NamedTuple):
@@ -318,12 +319,18 @@ def parse_send(command: RemotingCommand, max_bytes: int) -> SendRequest:
     if not topic:
         raise UnreadableMessage("the request names no topic")
     is_batch = command.code == RequestCode.SEND_BATCH_MESSAGE or get("batch") == "true"
-    body = read_body(command.body, _number(get("sysFlag")), max_bytes)
+    flag = _number(get("sysFlag"))
+    body = read_body(command.body, flag, max_bytes)
     messages = split_batch(body) if is_batch else [InnerMessage(0, body, text)]
     group = properties.get(GROUP) or get("producerGroup")
     return SendRequest(
-        group, topic, _number(get("queueId")), properties, messages, is_batch, _number(get("bornTimestamp"))
+        group, topic, _number(get("queueId")), properties, messages, is_batch, _number(get("bornTimestamp")), flag
     )
+
+
+def _says_half(properties: Mapping[str, str]) -> bool:
+    """As RocketMQ reads it: without regard to case."""
+    return properties.get(TRANSACTIONAL, "").lower() == "true"
 
 
 def parse_end(command: RemotingCommand) -> EndRequest | None:
@@ -362,6 +369,8 @@ def make_prepare(send: SendRequest, rule: KeyRule) -> PrepareCall:
     for inner in send.messages:
         properties = parse_properties(inner.properties) if send.is_batch else send.properties
         _refuse_delays(properties)
+        if send.is_batch and (send.is_transactional or _says_half(properties)):
+            raise UnreadableMessage("a batch is published at once, and has half messages: send them one by one")
         messages.append(_make_message(send.topic, inner.body, properties, rule))
     return PrepareCall(
         send.group,

@@ -1,5 +1,7 @@
 """Requests of RocketMQ's clients as values: sends, ends, keys, headers, and what is refused with which words."""
 
+import struct
+
 import pytest
 
 from api.remoting.frame import RemotingCommand
@@ -115,3 +117,28 @@ def test_heartbeats_name_groups() -> None:
     """Every client has an inner producer besides."""
     raw = b'{"clientID":"c","producerDataSet":[{"groupName":"shop"},{"groupName":"CLIENT_INNER_PRODUCER"}]}'
     assert read_heartbeat(raw).groups == ["shop"]
+
+
+@pytest.mark.parametrize(("flag", "properties", "is_half"), [
+    ("4", "TRAN_MSG\x01True\x02", True),
+    ("4", "TRAN_MSG\x01TRUE\x02", True),
+    ("4", "", True),
+    ("0", "TRAN_MSG\x01false\x02", False),
+    ("12", "", True),
+    ("8", "", False),
+])  # fmt: skip
+def test_whatever_says_so_is_a_half_message(flag: str, properties: str, is_half: bool) -> None:
+    """RocketMQ reads the property without regard to case, and shows nobody what the flag alone says is prepared."""
+    send = parse_send(RemotingCommand(RequestCode.SEND_MESSAGE_V2, fields={"b": "o", "f": flag, "i": properties}), 100)
+    assert make_prepare(send, KeyRule()).is_published is not is_half
+
+
+@pytest.mark.parametrize(("flag", "outer", "inner"), [
+    ("4", "", b""), ("0", "TRAN_MSG\x01true\x02", b""), ("0", "", b"TRAN_MSG\x01true\x02"),
+])  # fmt: skip
+def test_batch_of_half_messages_is_refused(flag: str, outer: str, inner: bytes) -> None:
+    """A batch is published at once, which is not what its sender meant."""
+    body = struct.pack(">iiiii", 24 + len(inner), 0, 0, 0, 2) + b"ok" + struct.pack(">h", len(inner)) + inner
+    fields = {"b": "orders", "f": flag, "i": outer, "m": "true"}
+    with pytest.raises(UnreadableMessage, match="batch"):
+        make_prepare(parse_send(RemotingCommand(RequestCode.SEND_BATCH_MESSAGE, fields=fields, body=body), 100), KeyRule())
