@@ -37,7 +37,7 @@ from bridge.core.check_rules import CheckCalls, CheckMode, GroupSettings, is_gro
 from bridge.core.errors import SqlUnavailable
 from bridge.core.grants import Rights, Verb
 from bridge.core.record import Source
-from bridge.core.transaction import TransactionView
+from bridge.core.transaction import TransactionView, is_transaction_id
 from bridge.service.access import Caller
 from bridge.service.answers import refuse_prepare, refuse_unavailable
 from bridge.service.contract import Accepted, EndCall, Outcome, PrepareCall, Prepared, RefusalCode, Refused, Wait
@@ -58,6 +58,7 @@ _MOST_GROUPS = 100  # of one connection
 _PULLING = GroupSettings(calls=CheckCalls(mode=CheckMode.PULL))
 _GO_AWAY_SINCE = 441  # ordinal of V5_1_4 in MQVersion: clients of before may not know GO_AWAY
 _BUSY = {RefusalCode.UNAVAILABLE, RefusalCode.PROJECTION_BEHIND, RefusalCode.RATE_LIMITED}
+_TO_REPEAT = {*_BUSY, RefusalCode.OUTCOME_UNKNOWN}  # ends that may be lost
 _NOT_SERVED = (
     "this is outbox-bridge: it takes messages and publishes them to Kafka; consume them from Kafka, and use "
     "outbox-bridge's own commands to look at transactions"
@@ -110,8 +111,11 @@ class _RightfulCall(NamedTuple):
 
 
 class _RightfulEnd(NamedTuple):
+    """`answer`: to a client that waits; the first one is told."""
+
     call: EndCall
     rights: Rights
+    answer: Callable[[EndAnswer], None] | None
 
 
 @dataclass(slots=True)
@@ -377,16 +381,35 @@ class Door:
         if end is not None:
             peer.tries.note_end(end.transaction_id)
         call = None if end is None else self._make_end(end)
-        if call is None or len(self._ends) >= _MOST_ENDS:
+        refused = None
+        if call is None:
             self.totals.strange_ends += 1
+            refused = ResponseCode.MESSAGE_ILLEGAL, "unknown-transaction: this bridge has given out no such thing"
+        elif len(self._ends) + self._insisting >= _MOST_ENDS:
+            self.totals.given_up += 1
+            refused = ResponseCode.SYSTEM_BUSY, f"unavailable: {_MOST_ENDS} ends wait already; nothing was applied"
         else:
             self.totals.ends += 1
-            self._put_end(_RightfulEnd(call, peer.caller.rights), self._parts.clock.monotonic_ms() + _INSIST_MS)
-        if not request.is_one_way:
+            answer = None if request.is_one_way else partial(self._answer_end, peer, request)
+            until_ms = self._parts.clock.monotonic_ms() + _INSIST_MS
+            self._put_end(_RightfulEnd(call, peer.caller.rights, answer), until_ms)
+        if refused is not None and not request.is_one_way:
+            peer.send(request.answer(*refused))
+
+    @staticmethod
+    def _answer_end(peer: Requester, request: RemotingCommand, answer: EndAnswer) -> None:
+        """Success only of what is kept. What is put again may still be applied, so it is not known."""
+        if not isinstance(answer, Refused):
             peer.send(request.answer(ResponseCode.SUCCESS))
+        elif answer.code in _TO_REPEAT:
+            peer.send(request.answer(ResponseCode.FLUSH_DISK_TIMEOUT, f"not known yet: {answer.detail}"))
+        else:
+            peer.send(request.answer(ResponseCode.MESSAGE_ILLEGAL, show_refusal(answer)))
 
     def _make_end(self, end: EndRequest) -> EndCall | None:
-        """None for an answer to a check that this bridge has not asked."""
+        """None for what no transaction is called, and for an answer to a check that this bridge has not asked."""
+        if not is_transaction_id(end.transaction_id) or not (end.group is None or is_group_name(end.group)):
+            return None
         if end.nonce is None:
             return EndCall(end.transaction_id, end.resolution, end.group, remark=end.remark)
         number = self._parts.nonces().read(end.nonce, end.transaction_id)
@@ -399,7 +422,10 @@ class Door:
 
     def _give_ended(self, end: _RightfulEnd, until_ms: int, answer: EndAnswer) -> None:
         """Nobody hears the answer: an end that may be lost is put again, which changes nothing if it is not."""
-        if not isinstance(answer, Refused) or answer.code not in {*_BUSY, RefusalCode.OUTCOME_UNKNOWN}:
+        if end.answer is not None:
+            end.answer(answer)
+            end = end._replace(answer=None)
+        if not isinstance(answer, Refused) or answer.code not in _TO_REPEAT:
             if isinstance(answer, Refused):
                 _LOG.info("remoting_end_refused", transaction=end.call.transaction_id, code=answer.code.value)
             return

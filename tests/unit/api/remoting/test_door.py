@@ -6,17 +6,28 @@ from typing import Any
 
 import pytest
 
-from api.remoting.door import Door, DoorConfig, DoorParts
+from api.remoting.door import Door, DoorConfig, DoorParts, EndAnswer
 from api.remoting.frame import FrameBuffer, RemotingCommand
 from api.remoting.gathering import FirstTries
 from api.remoting.message import RequestCode, ResponseCode
 from api.web.limits import QuotaConfig, Quotas
 from bridge.core.check_rules import CheckTimes, GroupSettings
 from bridge.core.grants import EVERYTHING
-from bridge.core.transaction import TransactionState
+from bridge.core.record import Resolution
+from bridge.core.transaction import TransactionState, make_transaction_id
 from bridge.service.access import ANYBODY, Caller
-from bridge.service.contract import PrepareCall, Prepared
+from bridge.service.contract import (
+    Accepted,
+    EndCall,
+    Outcome,
+    PrepareCall,
+    Prepared,
+    RefusalCode,
+    Refused,
+    Wait,
+)
 from tests.unit.api.remoting.test_first_tries import KAFKA_MS, NOW_MS, key_of, learned
+from tests.unit.api.remoting.test_gatherer import until
 
 
 class Transactions:
@@ -26,6 +37,11 @@ class Transactions:
         self.lists: list[tuple[list[str | None], int | None]] = []
         self._now_ms = KAFKA_MS
         self._takes_ms = takes_ms
+        self.ends: list[asyncio.Future[list[EndAnswer]]] = []
+
+    async def end(self, _: Sequence[EndCall], __: Wait, ___: int, ____: object) -> list[EndAnswer]:
+        self.ends.append(asyncio.get_running_loop().create_future())
+        return await self.ends[-1]
 
     def kafka_time_ms(self) -> int:
         return self._now_ms
@@ -184,3 +200,64 @@ def test_heartbeat_that_cannot_be_read_is_refused(body: bytes) -> None:
     answers.add(peer.sent[0])
     (answer,) = answers.take()
     assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+
+
+ID = make_transaction_id(0, 1)
+
+
+def end_of(flag: int, **fields: str) -> RemotingCommand:
+    said = {"transactionId": ID, "commitOrRollback": "8", "producerGroup": "shop", **fields}
+    return RemotingCommand(RequestCode.END_TRANSACTION, opaque=1, flag=flag, fields=said)
+
+
+def read_codes(peer: Peer) -> list[int]:
+    answers = FrameBuffer()
+    answers.add(b"".join(peer.sent))
+    return [answer.code for answer in answers.take()]
+
+
+@pytest.mark.parametrize(("answer", "code"), [
+    (Accepted(ID, Resolution.COMMIT), ResponseCode.SUCCESS),
+    (Refused(RefusalCode.FORBIDDEN, "no"), ResponseCode.MESSAGE_ILLEGAL),
+    (Refused(RefusalCode.UNAVAILABLE, "away"), ResponseCode.FLUSH_DISK_TIMEOUT),
+    (Refused(RefusalCode.OUTCOME_UNKNOWN, "late", Outcome.UNKNOWN), ResponseCode.FLUSH_DISK_TIMEOUT),
+])  # fmt: skip
+async def test_end_that_is_waited_for_is_acknowledged_once_it_is_kept(answer: EndAnswer, code: int) -> None:
+    """Success is said of nothing that a crash may lose, nor of what was refused."""
+    transactions, peer = Transactions(), Peer(FirstTries())
+    door = open_door(transactions)
+    door.take(peer, end_of(0))  # type: ignore[arg-type]
+    await until(lambda: len(transactions.ends) == 1)
+    assert peer.sent == []
+    transactions.ends[0].set_result([answer])
+    await until(lambda: bool(peer.sent))
+    assert read_codes(peer) == [code]
+
+
+@pytest.mark.parametrize("fields", [
+    {"transactionId": "0" * 200_000}, {"transactionId": "7F0001"}, {"producerGroup": "g" * 200_000},
+], ids=["long", "another's", "group"])  # fmt: skip
+async def test_end_of_nothing_that_there_can_be_is_not_kept(fields: dict[str, str]) -> None:
+    """A hundred thousand ends may wait while Kafka is away: of what clients invent they would take 20 GB."""
+    peer, one_way = Peer(FirstTries()), Peer(FirstTries())
+    door = open_door(Transactions())
+    door.take(peer, end_of(0, **fields))  # type: ignore[arg-type]
+    door.take(one_way, end_of(2, **fields))  # type: ignore[arg-type]
+    assert door.is_idle
+    assert door.totals.strange_ends == 2
+    assert (read_codes(peer), one_way.sent) == ([ResponseCode.MESSAGE_ILLEGAL], [])
+
+
+async def test_ends_that_are_put_again_count_among_those_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they are refused at once they never wait for long, but in their pauses for a minute."""
+    monkeypatch.setattr("api.remoting.door._MOST_ENDS", 3)
+    transactions, peer = Transactions(), Peer(FirstTries())
+    door = open_door(transactions)
+    for count in range(1, 4):
+        door.take(peer, end_of(2))  # type: ignore[arg-type]
+        await until(lambda: len(transactions.ends) == count)  # noqa: B023
+        transactions.ends[-1].set_result([Refused(RefusalCode.UNAVAILABLE, "away")])
+        await until(lambda: door.totals.insisted == count)  # noqa: B023
+    door.take(peer, end_of(0))  # type: ignore[arg-type]
+    assert read_codes(peer) == [ResponseCode.SYSTEM_BUSY]
+    assert (door.totals.given_up, door.totals.ends) == (1, 3)
