@@ -24,13 +24,14 @@ from api.remoting.message import (
     ResponseCode,
     SendRequest,
     UnreadableMessage,
+    count_held_bytes,
     make_message_id,
     make_prepare,
     parse_end,
     parse_send,
     read_heartbeat,
 )
-from api.web.limits import Quotas, Usage
+from api.web.limits import ByteBudget, Quotas, Usage
 from api.web.problems import PROBLEMS
 from bridge.clock import Clock
 from bridge.core.check_rules import CheckCalls, CheckMode, GroupSettings, is_group_name
@@ -74,13 +75,14 @@ _FOR_ANYBODY = frozenset({RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.CHECK_
 
 @dataclass(frozen=True, slots=True)
 class DoorConfig:
-    """`advertised`: host:port under which clients reach the door. `max_sends`: that are being served at a time."""
+    """`advertised`: host:port under which clients reach the door. `max_sends`: that are being served at a time, `budget`: their bytes."""
 
     advertised: str
     max_message_bytes: int
     rule: KeyRule = field(default_factory=KeyRule)
     max_sends: int = 2_000
     auto_create_groups: bool = False
+    budget: ByteBudget = field(default_factory=ByteBudget)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,14 @@ class _RightfulCall(NamedTuple):
     call: PrepareCall
     rights: Rights
     first_try_ms: int | None
+
+
+class _AskedSend(NamedTuple):
+    peer: Requester
+    request: RemotingCommand
+    send: SendRequest
+    usage: Usage | None
+    held_bytes: int
 
 
 class _RightfulEnd(NamedTuple):
@@ -248,23 +258,32 @@ class Door:
             return
         if send.is_transactional:
             self._join(peer, send.group)
+        held = count_held_bytes(request, send)
         usage = self._parts.quotas.find(peer.caller.name) if peer.caller.is_proven else None
+        if (busy := self._find_busy(usage, held)) is not None:
+            self.totals.refused += 1
+            peer.send(request.answer(ResponseCode.SYSTEM_BUSY, busy))
+            return
         if usage is not None:
-            if (problem := self._parts.quotas.enter(usage, self._sends)) is not None:
-                self.totals.refused += 1
-                detail = f"rate-limited: {problem.detail}; nothing was applied; again in {problem.retry_after_s} s"
-                peer.send(request.answer(ResponseCode.SYSTEM_BUSY, detail))
-                return
             usage.charge_bytes(len(request.body))
         self._sends += 1
+        self._config.budget.used += held
         self.totals.sends += 1
         rightful = _RightfulCall(call, peer.caller.rights, self._find_first_try(peer, send, call))
-        give = partial(self._give_sent, peer, request, send, usage)
+        give = partial(self._give_sent, _AskedSend(peer, request, send, usage, held))
         if rightful.first_try_ms is None:
             self._prepares.add(rightful, give)
         else:
             self.totals.first_tries += 1
             self._firsts.add(rightful, partial(self._give_first, rightful, give))
+
+    def _find_busy(self, usage: Usage | None, held: int) -> str | None:
+        if self._config.budget.is_over(held, held):
+            return "unavailable: too many bytes of sends are being held; nothing was applied"
+        problem = None if usage is None else self._parts.quotas.enter(usage, self._sends)
+        if problem is None:
+            return None
+        return f"rate-limited: {problem.detail}; nothing was applied; again in {problem.retry_after_s} s"
 
     def _give_first(self, asked: _RightfulCall, give: Callable[[PrepareAnswer], None], answer: PrepareAnswer) -> None:
         """That it is stored is an answer as long as no check can have ended it; later, a look-up answers."""
@@ -292,10 +311,10 @@ class Door:
             return request.answer(ResponseCode.SYSTEM_BUSY, detail)
         return None
 
-    def _give_sent(
-        self, peer: Requester, request: RemotingCommand, send: SendRequest, usage: Usage | None, answer: PrepareAnswer
-    ) -> None:
+    def _give_sent(self, asked: _AskedSend, answer: PrepareAnswer) -> None:
+        peer, request, send, usage, held = asked
         self._sends -= 1
+        self._config.budget.used -= held
         if usage is not None:
             usage.leave()
         if isinstance(answer, Prepared):

@@ -118,6 +118,10 @@ class FrameBuffer:
         """More bytes."""
         self._held += data
 
+    def clear(self) -> None:
+        """Nothing of it is wanted any more."""
+        self._held.clear()
+
     def take(self) -> Iterator[RemotingCommand]:
         """The frames that are whole, in their order. Raises BadFrame."""
         held, start = self._held, 0

@@ -333,6 +333,13 @@ def _says_half(properties: Mapping[str, str]) -> bool:
     return properties.get(TRANSACTIONAL, "").lower() == "true"
 
 
+def count_held_bytes(request: RemotingCommand, send: SendRequest) -> int:
+    """What is held of a send: the frame, and its messages where they are not the frame's own bytes."""
+    body = request.body
+    made = sum([len(message.body) for message in send.messages if message.body is not body])
+    return len(body) + made + sum(map(len, request.fields.values()))
+
+
 def parse_end(command: RemotingCommand) -> EndRequest | None:
     """None for one that names no transaction of ours, or no resolution."""
     fields = command.fields

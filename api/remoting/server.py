@@ -2,21 +2,21 @@
 
 import asyncio
 import ssl
-from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import cast
 
 import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from api.remoting.door import Door, DoorConfig, DoorParts
-from api.remoting.frame import BadFrame, FrameBuffer, HeaderType, RemotingCommand
+from api.remoting.frame import BadFrame, FrameBuffer, HeaderType
 from api.remoting.gathering import FirstTries
 from api.remoting.groups import ConnectedGroups, RemotingCallers
 from api.remoting.message import KeyRule
 from api.settings import Settings
-from api.web.limits import Quotas
+from api.web.limits import ByteBudget, Quotas
 from api.web.metrics import PREFIX
 from api.web.server import Secured, bind
 from api.web.transports import Certificates
@@ -29,7 +29,7 @@ from bridge.service.access import Caller
 _LOG = structlog.get_logger()
 _HANDSHAKE = 0x16  # the first byte of TLS; a frame begins with 0, as none is longer than 16 MiB
 _TURN_FRAMES = 64  # of one connection, before others have their turn
-_MOST_READ = 1024  # frames that wait for their turn
+_MOST_READ_BYTES = 64 * 1024  # of frames that wait for their turn
 _HIGH_BYTES = 1024 * 1024
 _NOBODY = Caller("", Rights(()))
 _SWEEP_S, _DRAIN_LOOK_S = 1.0, 0.02
@@ -51,6 +51,7 @@ class PortConfig:
     drain_s: float = 10
     is_plain_taken: bool = True
     certificates: Certificates | None = None
+    budget: ByteBudget = field(default_factory=ByteBudget)  # of what has come of frames, on all connections
 
 
 class RemotingConnection(asyncio.Protocol):
@@ -63,7 +64,7 @@ class RemotingConnection(asyncio.Protocol):
         self.tries = FirstTries()
         self._server = server
         self._buffer = FrameBuffer(server.config.max_frame_bytes)
-        self._frames: deque[RemotingCommand] = deque()
+        self._held_bytes = 0  # of the budget
         self._transport: asyncio.Transport | None = None
         self._is_scheduled = False
         now = server.now()
@@ -82,7 +83,7 @@ class RemotingConnection(asyncio.Protocol):
         self._server.connections[self] = None
 
     def data_received(self, data: bytes) -> None:
-        """Keeps no more than one frame that is not whole, and a bounded number of those that are."""
+        """Keeps what has come as it came: what is decoded takes many times as much."""
         if self._transport is None:
             return
         now = self._server.now()
@@ -90,35 +91,44 @@ class RemotingConnection(asyncio.Protocol):
             self._began_at = now
         self._heard_at = now
         self._buffer.add(data)
+        if not self._is_scheduled:
+            self._work()
+        if (held := self._count_held()) and self._server.config.budget.is_over(0, held):
+            self._server.refuse(self, "too many bytes of frames are held")
+
+    def _work(self) -> None:
+        """As many frames as are one turn."""
         try:
-            self._frames.extend(self._buffer.take())
+            requests = list(islice(self._buffer.take(), _TURN_FRAMES))
         except BadFrame as error:
             self._server.refuse(self, str(error))
             return
-        self._is_whole = not len(self._buffer)
-        if self._frames:
-            self._began_at = now
-            if len(self._frames) > _MOST_READ:
-                self._transport.pause_reading()
-            self._work()
-
-    def _work(self) -> None:
-        if self._is_scheduled:
-            return
-        for _ in range(min(_TURN_FRAMES, len(self._frames))):
-            request = self._frames.popleft()
+        for request in requests:
             self.header_type = request.header_type
             self._server.door.take(self, request)
-        if self._frames:
-            self._is_scheduled = True
+        if requests:
+            self._began_at = self._server.now()
+        self._is_scheduled = len(requests) == _TURN_FRAMES
+        self._is_whole = not len(self._buffer)
+        if self._transport is None:
+            return
+        if self._is_scheduled:
+            if len(self._buffer) > _MOST_READ_BYTES:
+                self._transport.pause_reading()
             asyncio.get_running_loop().call_soon(self._go_on)
-        elif self._stuck_at is None and self._transport is not None:
+        elif self._stuck_at is None:
             self._transport.resume_reading()
 
     def _go_on(self) -> None:
-        self._is_scheduled = False
         if self._transport is not None:
             self._work()
+            self._count_held()
+
+    def _count_held(self) -> int:
+        held = len(self._buffer)
+        self._server.config.budget.used += held - self._held_bytes
+        self._held_bytes = held
+        return held
 
     def send(self, frame: bytes) -> None:
         """Writes a frame; to one who is gone, nothing."""
@@ -134,7 +144,7 @@ class RemotingConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """It reads again."""
         self._stuck_at = None
-        if self._transport is not None and not self._frames:
+        if self._transport is not None and not self._is_scheduled:
             self._transport.resume_reading()
 
     def look(self, now: float) -> str | None:
@@ -149,7 +159,8 @@ class RemotingConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """It speaks for nobody any more."""
         self._transport = None
-        self._frames.clear()
+        self._buffer.clear()
+        self._count_held()
         self._server.connections.pop(self, None)
         self._server.door.leave(self)
 
@@ -320,6 +331,7 @@ def open_door(settings: Settings, node: Node, certificates: Certificates | None)
     """The door, listening already. Raises ConfigError if the port is taken."""
     wanted, limits, clock = settings.remoting, settings.limits, node.backing.clock
     has_tls = wanted.tls != "off"
+    budget = ByteBudget(limits.in_flight_bytes)
     config = PortConfig(
         wanted.host,
         wanted.port,
@@ -328,6 +340,7 @@ def open_door(settings: Settings, node: Node, certificates: Certificates | None)
         drain_s=settings.http.drain_seconds,
         is_plain_taken=wanted.tls != "required",
         certificates=certificates if has_tls else None,
+        budget=budget,
     )
 
     def make(port: int) -> tuple[Door, ConnectedGroups]:
@@ -336,7 +349,7 @@ def open_door(settings: Settings, node: Node, certificates: Certificates | None)
         groups = ConnectedGroups(node.claims, node.directory, lambda: node.nonces, clock, address)
         rule = KeyRule(wanted.key_from, frozenset(wanted.dropped_properties))
         door_config = DoorConfig(
-            address, limits.message_bytes, rule, limits.requests_in_flight, settings.auto_create_groups
+            address, limits.message_bytes, rule, limits.requests_in_flight, settings.auto_create_groups, budget
         )
         callers = RemotingCallers(node.signing)
         quotas = Quotas(settings.quotas.of_principal, limits.requests_in_flight)

@@ -229,6 +229,10 @@ class ByteBudget:
         self.for_large = total - total // 4
         self.used = 0
 
+    def is_over(self, more: int, size: int) -> bool:
+        """Whether so many bytes more are too many, of a request of this size."""
+        return self.used + more > (self.for_large if size > SMALL_BYTES else self.total)
+
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:

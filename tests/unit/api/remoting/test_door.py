@@ -10,7 +10,7 @@ from api.remoting.door import Door, DoorConfig, DoorParts, EndAnswer
 from api.remoting.frame import FrameBuffer, RemotingCommand
 from api.remoting.gathering import FirstTries
 from api.remoting.message import RequestCode, ResponseCode
-from api.web.limits import QuotaConfig, Quotas
+from api.web.limits import ByteBudget, QuotaConfig, Quotas
 from bridge.core.check_rules import CheckTimes, GroupSettings
 from bridge.core.grants import EVERYTHING
 from bridge.core.record import Resolution
@@ -108,6 +108,7 @@ def open_door(
     transaction_timeout_ms: int = 6_000,
     quota: QuotaConfig = UNLIMITED,
     caller: Caller = ANYBODY,
+    budget: ByteBudget | None = None,
 ) -> Door:
     nobody = Any
     directory = Directory(transaction_timeout_ms)
@@ -115,7 +116,7 @@ def open_door(
     parts = DoorParts(
         transactions, directory, Groups(), Callers(caller), lambda: nobody, Clock(), quotas  # type: ignore[arg-type]
     )  # fmt: skip
-    return Door(parts, DoorConfig("127.0.0.1:9876", 1_000))
+    return Door(parts, DoorConfig("127.0.0.1:9876", 1_000_000, budget=budget or ByteBudget()))
 
 
 async def test_first_tries_and_others_never_share_a_list() -> None:

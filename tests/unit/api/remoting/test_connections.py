@@ -1,0 +1,121 @@
+"""Connections of the door: what they keep of frames is bounded, each for itself and all together."""
+
+import asyncio
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from api.remoting.frame import FrameBuffer, RemotingCommand, encode_frame
+from api.remoting.message import RequestCode, ResponseCode
+from api.remoting.server import PortConfig, RemotingConnection
+from api.web.limits import ByteBudget
+from tests.unit.api.remoting.test_door import NOW_MS, Peer, Transactions, key_of, open_door, send_of
+from tests.unit.api.remoting.test_first_tries import learned
+from tests.unit.api.remoting.test_gatherer import until
+
+MIB = 1024 * 1024
+
+
+class Server:
+    """Takes requests, and ends connections."""
+
+    def __init__(self, config: PortConfig) -> None:
+        self.config = config
+        self.connections: dict[RemotingConnection, None] = {}
+        self.refused: list[str] = []
+        self.taken = 0
+        self.door = self
+
+    @staticmethod
+    def now() -> float:
+        return asyncio.get_running_loop().time()
+
+    def take(self, _: RemotingConnection, __: RemotingCommand) -> None:
+        self.taken += 1
+
+    def leave(self, _: RemotingConnection) -> None:
+        """It spoke for nobody."""
+
+    def refuse(self, connection: RemotingConnection, reason: str) -> None:
+        self.refused.append(reason)
+        connection.connection_lost(None)
+
+
+class Transport:
+    """Reads or not."""
+
+    is_reading = True
+
+    def pause_reading(self) -> None:
+        self.is_reading = False
+
+    def resume_reading(self) -> None:
+        self.is_reading = True
+
+
+def connect(server: Server) -> tuple[RemotingConnection, Transport]:
+    wanted: Any = server
+    transport: Any = Transport()
+    connection = RemotingConnection(wanted)
+    connection.connection_made(transport)
+    return connection, transport
+
+
+async def test_frames_that_wait_for_their_turn_are_kept_as_they_came() -> None:
+    """256 KiB of the smallest frames take 8 MB decoded: two thousand connections at once would take 16 GB."""
+    server = Server(PortConfig())
+    connection, transport = connect(server)
+    data = encode_frame(RemotingCommand(1, fields={"a": "b"})) * 2_000
+    tracemalloc.start()
+    try:
+        connection.data_received(data)
+        kept = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert kept < 2 * len(data)
+    assert (server.taken, transport.is_reading) == (64, False)
+    await until(lambda: server.taken == 2_000)
+    assert transport.is_reading
+    assert server.config.budget.used == 0
+
+
+async def test_frames_that_are_not_whole_have_a_bound_on_all_connections() -> None:
+    """Anybody may open two thousand of them and send all but the last byte of 8 MiB: small ones still have room."""
+    server = Server(PortConfig(max_frame_bytes=2 * MIB, budget=ByteBudget(4 * MIB)))
+    beginning = (2 * MIB).to_bytes(4) + bytes(MIB)
+    holders = [connect(server)[0] for _ in range(2)]
+    for holder in holders:
+        holder.data_received(beginning)
+    assert server.refused == []
+    late, _ = connect(server)
+    late.data_received(beginning)
+    assert len(server.refused) == 1
+    small, _ = connect(server)
+    small.data_received(encode_frame(RemotingCommand(34)))
+    assert server.taken == 1
+    for holder in holders:
+        holder.connection_lost(None)
+    assert server.config.budget.used == 0
+
+
+@pytest.mark.parametrize("takes_room", ["body", "field"])
+async def test_sends_on_their_way_have_a_bound_in_bytes(takes_room: str) -> None:
+    """Two thousand of a megabyte were taken while Kafka was slow. What has no room was not applied, and is told so."""
+    door, peer = open_door(Transactions(), budget=ByteBudget(200_000)), Peer(learned())
+    sends = [send_of(key_of(NOW_MS + number)) for number in range(3)]
+    for send in sends:
+        if takes_room == "field":
+            send.fields = {**send.fields, "z": "z" * 70_000}
+        else:
+            send.body = bytes(70_000)
+        door.take(peer, send)  # type: ignore[arg-type]
+    await until(lambda: door.is_idle)
+    answers = FrameBuffer()
+    answers.add(b"".join(peer.sent))
+    codes = [answer.code for answer in answers.take()]
+    assert codes == [ResponseCode.SYSTEM_BUSY, ResponseCode.SUCCESS, ResponseCode.SUCCESS]
+    door.take(peer, sends[2])  # type: ignore[arg-type]
+    await until(lambda: door.is_idle)
+    assert door.totals.sends == 3
+    assert sends[0].code == RequestCode.SEND_MESSAGE_V2
