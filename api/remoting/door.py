@@ -1,10 +1,10 @@
 """What the door does with each request: the bridge's rules, in RocketMQ's words."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -13,8 +13,6 @@ from api.remoting.frame import RemotingCommand
 from api.remoting.gathering import FirstTries, Gatherer, RecentUniqueKeys
 from api.remoting.groups import ConnectedGroups, Member, RemotingCallers
 from api.remoting.message import (
-    BROKER,
-    CLUSTER,
     INNER_GROUP,
     TRACE_TOPIC,
     EndRequest,
@@ -27,6 +25,7 @@ from api.remoting.message import (
     count_held_bytes,
     make_message_id,
     make_prepare,
+    make_route,
     parse_end,
     parse_send,
     read_heartbeat,
@@ -49,6 +48,7 @@ from checker.call import Nonces
 _LOG = structlog.get_logger()
 PrepareAnswer = Prepared | TransactionView | Refused
 EndAnswer = TransactionView | Accepted | Refused
+A = TypeVar("A")
 _SEND_MS = 2_500  # less than the 3 s that clients wait
 _END_MS = 5_000
 # Of first tries: a check may have ended what was first sent long ago, and only a look-up says so.
@@ -75,7 +75,7 @@ _FOR_ANYBODY = frozenset({RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.CHECK_
 
 @dataclass(frozen=True, slots=True)
 class DoorConfig:
-    """`advertised`: host:port under which clients reach the door. `max_sends`: that are being served at a time, `budget`: their bytes."""
+    """`advertised`: host:port under which clients reach the door. `max_sends`: at a time; `budget`: their bytes."""
 
     advertised: str
     max_message_bytes: int
@@ -150,7 +150,7 @@ class Door:
         self._config = config
         host, _, port = config.advertised.rpartition(":")
         self._place = host, int(port)
-        self._route = _make_route(config.advertised)
+        self._route = make_route(config.advertised)
         self._prepares: Gatherer[_RightfulCall, PrepareAnswer] = Gatherer(self._ask_prepares, _fail)
         # apart, since what is said of a list holds for each of its calls
         self._firsts: Gatherer[_RightfulCall, PrepareAnswer] = Gatherer(self._ask_prepares, _fail)
@@ -367,17 +367,16 @@ class Door:
 
     async def _ask_prepares(self, asked: Sequence[_RightfulCall]) -> Sequence[PrepareAnswer]:
         refused = await self._make_groups(asked)
-        prepare = self._parts.transactions.prepare
-        by_rights: dict[int, list[int]] = {}
-        for place, one in enumerate(asked):
-            if one.call.group not in refused:
-                by_rights.setdefault(id(one.rights), []).append(place)
-        answers: dict[int, PrepareAnswer] = {}
-        for places in by_rights.values():
+
+        async def ask(places: Sequence[int]) -> Sequence[PrepareAnswer]:
             calls = [asked[place].call for place in places]
             times = [time for place in places if (time := asked[place].first_try_ms) is not None]
-            made = await prepare(calls, _SEND_MS, min(times, default=None), asked[places[0]].rights)
-            answers |= dict(zip(places, made, strict=True))
+            return await self._parts.transactions.prepare(
+                calls, _SEND_MS, min(times, default=None), asked[places[0]].rights
+            )
+
+        possible = [place for place, one in enumerate(asked) if one.call.group not in refused]
+        answers = await _ask_together(asked, possible, ask)
         return [answers[place] if place in answers else refused[one.call.group] for place, one in enumerate(asked)]
 
     async def _make_groups(self, asked: Sequence[_RightfulCall]) -> Mapping[str, Refused]:
@@ -387,12 +386,15 @@ class Door:
             return refused
         for call, rights, _ in asked:
             group = call.group
-            if directory.get(group) is None and is_group_name(group) and refuse_prepare(rights, call) is None:
-                try:
+            if directory.get(group) is not None or not is_group_name(group) or refuse_prepare(rights, call) is not None:
+                continue
+            try:
+                if not refused:  # else the database is away, and each look takes its time
                     await directory.ensure_group(group, _PULLING)
-                except SqlUnavailable as error:
-                    _LOG.warning("group_not_looked_up", reason=str(error))
-                    refused[group] = refuse_unavailable("the producer group could not be looked up")
+                    continue
+            except SqlUnavailable as error:
+                _LOG.warning("group_not_looked_up", reason=str(error))
+            refused[group] = refuse_unavailable("the producer group could not be looked up")
         return refused
 
     def _end(self, peer: Requester, request: RemotingCommand) -> None:
@@ -461,16 +463,29 @@ class Door:
         self._put_end(end, until_ms)
 
     async def _ask_ends(self, asked: Sequence[_RightfulEnd]) -> Sequence[EndAnswer]:
-        end = self._parts.transactions.end
-        by_rights: dict[int, list[int]] = {}
-        for place, one in enumerate(asked):
-            by_rights.setdefault(id(one.rights), []).append(place)
-        answers: dict[int, EndAnswer] = {}
-        for places in by_rights.values():
+        async def ask(places: Sequence[int]) -> Sequence[EndAnswer]:
             calls = [asked[place].call for place in places]
-            made = await end(calls, Wait.DURABLE, _END_MS, asked[places[0]].rights)
-            answers |= dict(zip(places, made, strict=True))
+            return await self._parts.transactions.end(calls, Wait.DURABLE, _END_MS, asked[places[0]].rights)
+
+        answers = await _ask_together(asked, range(len(asked)), ask)
         return [answers[place] for place in range(len(asked))]
+
+
+async def _ask_together(
+    asked: Sequence[_RightfulCall | _RightfulEnd],
+    places: Iterable[int],
+    ask: Callable[[Sequence[int]], Awaitable[Sequence[A]]],
+) -> Mapping[int, A]:
+    """Answers by place. Those of one caller are one list; nobody's list waits for another's."""
+    by_rights: dict[int, list[int]] = {}
+    for place in places:
+        by_rights.setdefault(id(asked[place].rights), []).append(place)
+    made = await asyncio.gather(*map(ask, by_rights.values()))
+    return {
+        place: one
+        for places, answers in zip(by_rights.values(), made, strict=True)
+        for place, one in zip(places, answers, strict=True)
+    }
 
 
 def show_refusal(refused: Refused) -> str:
@@ -482,16 +497,3 @@ def show_refusal(refused: Refused) -> str:
 def _fail(error: Exception) -> Refused:
     _LOG.error("remoting_batch_failed", exc_info=error)
     return Refused(RefusalCode.OUTCOME_UNKNOWN, "not known: the bridge failed", Outcome.UNKNOWN)
-
-
-def _make_route(address: str) -> bytes:
-    """One broker for every topic, to write to only."""
-    return msgspec.json.encode(
-        {
-            "brokerDatas": [{"brokerAddrs": {"0": address}, "brokerName": BROKER, "cluster": CLUSTER}],
-            "filterServerTable": {},
-            "queueDatas": [
-                {"brokerName": BROKER, "perm": 2, "readQueueNums": 4, "writeQueueNums": 4, "topicSysFlag": 0}
-            ],
-        }
-    )

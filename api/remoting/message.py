@@ -388,6 +388,19 @@ def make_prepare(send: SendRequest, rule: KeyRule) -> PrepareCall:
     )
 
 
+def make_route(address: str) -> bytes:
+    """One broker for every topic, to write to only."""
+    return msgspec.json.encode(
+        {
+            "brokerDatas": [{"brokerAddrs": {"0": address}, "brokerName": BROKER, "cluster": CLUSTER}],
+            "filterServerTable": {},
+            "queueDatas": [
+                {"brokerName": BROKER, "perm": 2, "readQueueNums": 4, "writeQueueNums": 4, "topicSysFlag": 0}
+            ],
+        }
+    )
+
+
 def _make_message(topic: str, body: bytes, properties: Mapping[str, str], rule: KeyRule) -> Message:
     key = None
     for name in rule.key_from:

@@ -1,7 +1,8 @@
 """The door: which sends go to the bridge together, and what it says of routes."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from api.remoting.gathering import FirstTries
 from api.remoting.message import RequestCode, ResponseCode
 from api.web.limits import ByteBudget, QuotaConfig, Quotas
 from bridge.core.check_rules import CheckTimes, GroupSettings
-from bridge.core.grants import EVERYTHING
+from bridge.core.errors import SqlUnavailable
+from bridge.core.grants import EVERYTHING, Rights
 from bridge.core.record import Resolution
 from bridge.core.transaction import TransactionState, make_transaction_id
 from bridge.service.access import ANYBODY, Caller
@@ -69,10 +71,10 @@ class Directory:
 
 class Callers:
     def __init__(self, caller: Caller) -> None:
-        self._caller = caller
+        self.caller = caller
 
     def identify(self, request: RemotingCommand) -> Caller:
-        return self._caller
+        return self.caller
 
 
 class Groups:
@@ -107,16 +109,18 @@ def open_door(
     transactions: Transactions,
     transaction_timeout_ms: int = 6_000,
     quota: QuotaConfig = UNLIMITED,
-    caller: Caller = ANYBODY,
+    caller: Caller | Callers = ANYBODY,
     budget: ByteBudget | None = None,
+    directory: Directory | None = None,
 ) -> Door:
     nobody = Any
-    directory = Directory(transaction_timeout_ms)
-    quotas = Quotas(quota, 1_000)
+    groups: Any = directory or Directory(transaction_timeout_ms)
+    callers = Callers(caller) if isinstance(caller, Caller) else caller
     parts = DoorParts(
-        transactions, directory, Groups(), Callers(caller), lambda: nobody, Clock(), quotas  # type: ignore[arg-type]
+        transactions, groups, Groups(), callers, lambda: nobody, Clock(), Quotas(quota, 1_000)  # type: ignore[arg-type]
     )  # fmt: skip
-    return Door(parts, DoorConfig("127.0.0.1:9876", 1_000_000, budget=budget or ByteBudget()))
+    config = DoorConfig("127.0.0.1:9876", 1_000_000, auto_create_groups=directory is not None)
+    return Door(parts, config if budget is None else replace(config, budget=budget))
 
 
 async def test_first_tries_and_others_never_share_a_list() -> None:
@@ -262,3 +266,67 @@ async def test_ends_that_are_put_again_count_among_those_that_wait(monkeypatch: 
     door.take(peer, end_of(0))  # type: ignore[arg-type]
     assert read_codes(peer) == [ResponseCode.SYSTEM_BUSY]
     assert (door.totals.given_up, door.totals.ends) == (1, 3)
+
+
+class Slow(Transactions):
+    """Takes its time with each list. `begun`: whose are on their way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun: list[object] = []
+        self.gate = asyncio.Event()
+
+    async def prepare(
+        self, calls: Sequence[PrepareCall], wait_ms: int, first_try_ms: int | None, rights: object
+    ) -> list[Prepared]:
+        self.begun.append(rights)
+        await self.gate.wait()
+        return await super().prepare(calls, wait_ms, first_try_ms, rights)
+
+    async def end(self, calls: Sequence[EndCall], _: Wait, __: int, rights: object) -> list[EndAnswer]:
+        self.begun.append(rights)
+        await self.gate.wait()
+        return [Accepted(call.transaction_id, call.resolution) for call in calls]
+
+
+@pytest.mark.parametrize("request_of", [lambda: send_of(key_of(NOW_MS)), lambda: end_of(0)], ids=["sends", "ends"])
+async def test_calls_of_all_principals_are_made_together(request_of: Callable[[], RemotingCommand]) -> None:
+    """One after the other, the last of twenty was answered after 50 s where Kafka was slow; clients wait for 3 s."""
+    transactions = Slow()
+    callers = [Caller(name, Rights(()), name) for name in ("shop", "till", "bank")]
+    callers_now = Callers(callers[0])
+    door, peers = open_door(transactions, caller=callers_now), [Peer(FirstTries()) for _ in callers]
+    for peer, caller in zip(peers, callers, strict=True):
+        callers_now.caller = caller
+        door.take(peer, request_of())  # type: ignore[arg-type]
+    await until(lambda: len(transactions.begun) == 3)
+    assert transactions.begun == [caller.rights for caller in callers]
+    transactions.gate.set()
+    await until(lambda: door.is_idle)
+    assert [read_codes(peer) for peer in peers] == [[0], [0], [0]]
+
+
+class SqlAway(Directory):
+    """Each look takes as long as it may."""
+
+    looks = 0
+
+    def get(self, _: str) -> None:
+        return None
+
+    async def ensure_group(self, _: str, __: GroupSettings) -> None:
+        self.looks += 1
+        raise SqlUnavailable("away")
+
+
+async def test_groups_that_nobody_has_made_are_looked_up_until_sql_is_away() -> None:
+    """Each look waits for its time-out: with five hundred names in a batch nobody was answered for minutes."""
+    directory, peer = SqlAway(6_000), Peer(FirstTries())
+    door = open_door(Transactions(), directory=directory)
+    for number in range(5):
+        send = send_of(key_of(NOW_MS + number))
+        send.fields = {**send.fields, "i": send.fields["i"].replace("shop", f"shop-{number}")}
+        door.take(peer, send)  # type: ignore[arg-type]
+    await until(lambda: door.is_idle)
+    assert directory.looks == 1
+    assert read_codes(peer) == [ResponseCode.SYSTEM_BUSY] * 5

@@ -141,4 +141,6 @@ def test_batch_of_half_messages_is_refused(flag: str, outer: str, inner: bytes) 
     body = struct.pack(">iiiii", 24 + len(inner), 0, 0, 0, 2) + b"ok" + struct.pack(">h", len(inner)) + inner
     fields = {"b": "orders", "f": flag, "i": outer, "m": "true"}
     with pytest.raises(UnreadableMessage, match="batch"):
-        make_prepare(parse_send(RemotingCommand(RequestCode.SEND_BATCH_MESSAGE, fields=fields, body=body), 100), KeyRule())
+        make_prepare(
+            parse_send(RemotingCommand(RequestCode.SEND_BATCH_MESSAGE, fields=fields, body=body), 100), KeyRule()
+        )
