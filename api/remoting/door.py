@@ -237,9 +237,8 @@ class Door:
         """Checks show messages: whoever may not answer them is not asked."""
         if group in peer.groups or len(peer.groups) >= _MOST_GROUPS or not is_group_name(group):
             return
-        if group != INNER_GROUP and peer.caller.rights.may(Verb.CHECK, group):
+        if group != INNER_GROUP and peer.caller.rights.may(Verb.CHECK, group) and self._parts.groups.join(group, peer):
             peer.groups.add(group)
-            self._parts.groups.join(group, peer)
 
     def _send(self, peer: Requester, request: RemotingCommand) -> None:
         refused = self._refuse_send(request)

@@ -23,6 +23,7 @@ from api.remoting.message import (
     make_message_id,
 )
 from bridge.clock import Clock
+from bridge.core.check_rules import CheckMode
 from bridge.core.properties import is_property_text
 from bridge.service.access import ANYBODY, Caller, SigningSecrets
 from bridge.service.claims import ClaimCall, ClaimedCheck, ClaimService
@@ -90,6 +91,7 @@ class RemotingCallers:
 
 _LOG = structlog.get_logger()
 _MOST_CLAIMED = 100
+_MOST_GROUPS = 10_000  # of all connections
 _WAIT_MS = 20_000
 _PAUSE_MS = 2_000  # after a claim that was refused
 _LEAST_LEASE_MS = 10_000
@@ -142,12 +144,15 @@ class ConnectedGroups:
         """Groups with a connection."""
         return list(self._members)
 
-    def join(self, group: str, member: Member) -> None:
-        """The connection speaks for the group. Said again, nothing changes."""
+    def join(self, group: str, member: Member) -> bool:
+        """The connection speaks for the group. Said again, nothing changes. False: too many groups are spoken for."""
+        if group not in self._members and len(self._members) >= _MOST_GROUPS:
+            return False
         members = self._members.setdefault(group, {})
         members.setdefault(member)
         if group not in self._loops and not self._is_closed:
             self._loops[group] = asyncio.ensure_future(self._claim_forever(group))
+        return True
 
     def leave(self, member: Member, groups: Iterable[str]) -> None:
         """The connection does not any more; a group without one is not asked."""
@@ -180,15 +185,14 @@ class ConnectedGroups:
 
     async def run_once(self, group: str) -> bool:
         """Claims what is due, and sends it; False if it was refused."""
-        interval_ms = self._directory.settings_of(group).times.interval_ms
-        lease_ms = max(_LEAST_LEASE_MS, interval_ms)
+        known = self._directory.get(group)
+        if known is None or known.settings.calls.mode is not CheckMode.PULL:  # a claim would look into SQL each time
+            return self._note_refused(group, f"{group} is no producer group whose checks are fetched")
+        lease_ms = max(_LEAST_LEASE_MS, known.settings.times.interval_ms)
         call = ClaimCall(group, _MOST_CLAIMED, _WAIT_MS, lease_ms, lambda: bool(self._members.get(group)))
         claimed = await self._claims.claim(call)
         if isinstance(claimed, Refused):
-            if self._refused.get(group) != claimed.detail:  # once: it is asked again soon
-                self._refused[group] = claimed.detail
-                _LOG.warning("remoting_checks_not_claimed", group=group, code=claimed.code.value, reason=claimed.detail)
-            return False
+            return self._note_refused(group, claimed.detail)
         self._refused.pop(group, None)
         make_nonce, homeless = self._nonces().begin(), list[ClaimedCheck]()
         for check in claimed:
@@ -202,6 +206,13 @@ class ConnectedGroups:
         if homeless:
             await self._claims.give_back(homeless)
         return not homeless
+
+    def _note_refused(self, group: str, reason: str) -> bool:
+        """Told once: it is asked again soon."""
+        if self._refused.get(group) != reason:
+            self._refused[group] = reason
+            _LOG.warning("remoting_checks_not_claimed", group=group, reason=reason)
+        return False
 
     def _choose(self, group: str) -> Member | None:
         """In turns; one that does not read is passed over."""
