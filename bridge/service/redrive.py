@@ -250,6 +250,9 @@ class RedriveLoop:
         self._config = config or RedriveConfig()
         self._watch = LeaseWatch(self._config.lease_ms)
         self._done: tuple[str, set[str]] = ("", set())  # a job, and what of its page need not be done again
+        self._unkept: RedriveJob | None = (
+            None  # after a step: what was acted on is not found again, so only this counts
+        )
 
     async def run_forever(self) -> None:
         """Until cancelled."""
@@ -265,6 +268,8 @@ class RedriveLoop:
 
     async def run_once(self) -> StepResult:
         """One step of one job, if there is any. Raises SqlUnavailable."""
+        if self._unkept is not None:
+            await self._keep(self._unkept)
         job = await self._claim()
         if job is None:
             return StepResult(0, self._config.idle_ms, is_idle=True)
@@ -323,13 +328,14 @@ class RedriveLoop:
 
     async def _keep(self, job: RedriveJob) -> None:
         """Moves the job's row on; a job that was stopped meanwhile, or taken over, stays as it is."""
-        moved = replace(job, updated_ms=self._clock.now_ms())
+        moved = self._unkept = replace(job, updated_ms=self._clock.now_ms())
 
         def keep(connection: Any) -> None:  # noqa: ANN401
             if advance_job(connection, moved, self._owner) and moved.state is not JobState.RUNNING:
                 record_act(connection, _make_entry(moved))
 
         await self._database.run(keep)
+        self._unkept = None
 
 
 def _make_entry(job: RedriveJob) -> ActEntry:

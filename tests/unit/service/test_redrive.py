@@ -3,9 +3,11 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bridge.core.errors import SqlUnavailable
 from bridge.core.record import HalfMessage, Resolution
 from bridge.core.transaction import TransactionState, TransactionView
 from bridge.node import Node
@@ -13,7 +15,7 @@ from bridge.service.contract import EndCall, Prepared, RefusalCode, Refused
 from bridge.service.operate import Who
 from bridge.service.reads import AuditList, TransactionList
 from bridge.service.redrive import RedriveAction, RedrivePreview, decode_filter, encode_filter
-from bridge.sql.redrive import JobState, RedriveJob, create_job
+from bridge.sql.redrive import JobState, RedriveJob, advance_job, create_job
 from bridge.sql.transactions import SearchFilter
 from bridge.store.memory.link import Fate, StepKind
 from tests.support.memory_faults import ScriptedFaults
@@ -302,5 +304,37 @@ def test_unreasonable_jobs_are_refused(tmp_path: Path) -> None:
             refused = await parked.redrive(SearchFilter(), RedriveAction.COMMIT, 10, WHO)
             assert isinstance(refused, Refused)
             assert refused.code is RefusalCode.UNAVAILABLE
+
+    world.run(story())
+
+
+@pytest.mark.parametrize("action", list(RedriveAction))
+def test_step_that_sql_did_not_keep_is_counted(
+    tmp_path: Path, action: RedriveAction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database went away right behind the acts, which the search does not find again: the row, and the audit's
+    entry of the job's end, told of fewer than were acted on."""
+    world, failures = make_service_world(tmp_path), [SqlUnavailable("away"), SqlUnavailable("still away")]
+
+    def keep(connection: Any, job: RedriveJob, owner: str) -> bool:
+        if failures:
+            raise failures.pop()
+        return advance_job(connection, job, owner)
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling(), world.projecting():
+            ids = await park_some(world, api, 4)
+            job = await api.parked.redrive(SearchFilter(), action, 2, WHO)
+            monkeypatch.setattr("bridge.service.redrive.advance_job", keep)
+            for _ in range(2):
+                with pytest.raises(SqlUnavailable):
+                    await api.redrive.run_once()
+                await world.sleep(2_000)
+            done = await finish(api, job)
+            assert (done.state, done.counts) == (JobState.DONE, {"done": 4})
+            assert TransactionState.PARKED not in await states_of(api, ids)
+            audit = await api.search.audit(1)
+            assert isinstance(audit, AuditList)
+            assert audit.entries[0].after == {"state": "done", "done": 4}
 
     world.run(story())
