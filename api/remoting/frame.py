@@ -95,7 +95,7 @@ class _JsonHeader(Struct):
     flag: int = 0
     version: int = 0
     remark: str | None = None
-    ext_fields: dict[str, str | None] | None = field(default=None, name="extFields")
+    ext_fields: dict[str, str | int | bool | None] | None = field(default=None, name="extFields")
     language: Any = "OTHER"
     serialize_type: Any = field(default="JSON", name="serializeTypeCurrentRPC")
 
@@ -168,7 +168,11 @@ def _decode_json(raw: bytes, body: bytes) -> RemotingCommand:
         header = _read_json(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadFrame("the header is not the JSON it should be") from error
-    fields = {name: text for name, text in (header.ext_fields or {}).items() if text is not None}
+    fields = {
+        name: value if type(value) is str else _show_field(value)
+        for name, value in (header.ext_fields or {}).items()
+        if value is not None
+    }
     for number in (header.code, header.opaque, header.flag, header.version):
         if number not in _INT32:
             raise BadFrame("a number in the header has more than 32 bits")
@@ -177,6 +181,11 @@ def _decode_json(raw: bytes, body: bytes) -> RemotingCommand:
     return RemotingCommand(
         header.code, header.opaque, header.flag, header.version, header.remark, fields, body, HeaderType.JSON
     )
+
+
+def _show_field(value: object) -> str:
+    """Clients in C++ write numbers, which RocketMQ reads as their text."""
+    return str(value).lower()  # of True, too
 
 
 def _encode_json(command: RemotingCommand) -> bytes:

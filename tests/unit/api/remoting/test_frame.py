@@ -107,3 +107,19 @@ def test_depth_of_a_header_is_a_bad_frame(member: str) -> None:
     header = b'{"code":34,"%b":%b}' % (member.encode(), b"[" * 100_000 + b"]" * 100_000)
     with pytest.raises(BadFrame):
         decode_frame(struct.pack(">ii", 4 + len(header), len(header)) + header)
+
+
+def test_fields_of_cpp_clients_are_numbers() -> None:
+    """RocketMQ reads them as their text: `defaultTopicQueueNums`, `queueId`, `sysFlag` and `flag` of C++ and of the
+    Python client upon it. They lost their connection with each send."""
+    header = b'{"code":310,"language":"CPP","extFields":{"e":2,"f":4,"k":false,"l":true,"h":-1,"i":"x","n":null}}'
+    command = decode_frame(struct.pack(">ii", 4 + len(header), len(header)) + header)
+    assert command.fields == {"e": "2", "f": "4", "k": "false", "l": "true", "h": "-1", "i": "x"}
+
+
+@pytest.mark.parametrize("field", [b"1.5", b"[]", b"{}", b"9" * 5_000])
+def test_fields_that_are_no_text_are_a_bad_frame(field: bytes) -> None:
+    """Nobody sends them, and they have no one text that could be signed."""
+    header = b'{"code":310,"extFields":{"e":%b}}' % field
+    with pytest.raises(BadFrame):
+        decode_frame(struct.pack(">ii", 4 + len(header), len(header)) + header)
