@@ -264,7 +264,7 @@ class Door:
             peer.send(request.answer(ResponseCode.SYSTEM_BUSY, busy))
             return
         if usage is not None:
-            usage.charge_bytes(len(request.body))
+            usage.charge_bytes(max(len(request.body), sum([len(message.body) for message in send.messages])))
         self._sends += 1
         self._config.budget.used += held
         self.totals.sends += 1

@@ -1,6 +1,7 @@
 """The door: which sends go to the bridge together, and what it says of routes."""
 
 import asyncio
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -331,3 +332,15 @@ async def test_groups_that_nobody_has_made_are_looked_up_until_sql_is_away() -> 
     await until(lambda: door.is_idle)
     assert directory.looks == 1
     assert read_codes(peer) == [ResponseCode.SYSTEM_BUSY] * 5
+
+
+async def test_quota_counts_what_is_stored() -> None:
+    """A kilobyte that is a megabyte inflated was a kilobyte of the quota, a thousandth of what the journal took."""
+    transactions = Transactions()
+    door, peer = open_door(transactions, quota=QuotaConfig(bytes_per_s=10_000), caller=PROVEN), Peer(FirstTries())
+    for number in range(2):
+        send = send_of(key_of(NOW_MS + number))
+        send.fields, send.body = {**send.fields, "f": "5"}, zlib.compress(bytes(900_000))
+        door.take(peer, send)  # type: ignore[arg-type]
+    await until(lambda: door.is_idle)
+    assert sorted(read_codes(peer)) == [ResponseCode.SUCCESS, ResponseCode.SYSTEM_BUSY]
