@@ -14,7 +14,7 @@ from api.remoting.door import Door, DoorConfig, DoorParts
 from api.remoting.frame import BadFrame, FrameBuffer, HeaderType
 from api.remoting.gathering import FirstTries
 from api.remoting.groups import ConnectedGroups, RemotingCallers
-from api.remoting.message import KeyRule
+from api.remoting.message import KeyRule, RequestCode
 from api.settings import Settings
 from api.web.limits import ByteBudget, Quotas
 from api.web.metrics import PREFIX
@@ -77,6 +77,11 @@ class RemotingConnection(asyncio.Protocol):
         """Whether it reads what it is sent."""
         return self._transport is not None and self._stuck_at is None
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether frames wait for their turn."""
+        return self._is_scheduled
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Counts from now on."""
         self._transport = cast("asyncio.Transport", transport)
@@ -97,32 +102,38 @@ class RemotingConnection(asyncio.Protocol):
             self._server.refuse(self, "too many bytes of frames are held")
 
     def _work(self) -> None:
-        """As many frames as are one turn."""
+        """As many frames as are one turn; of a client that has gone, the ends that had come."""
         try:
             requests = list(islice(self._buffer.take(), _TURN_FRAMES))
         except BadFrame as error:
+            self._is_scheduled = False
             self._server.refuse(self, str(error))
             return
         for request in requests:
             self.header_type = request.header_type
-            self._server.door.take(self, request)
+            if self._transport is not None or request.code == RequestCode.END_TRANSACTION:
+                self._server.door.take(self, request)
         if requests:
             self._began_at = self._server.now()
         self._is_scheduled = len(requests) == _TURN_FRAMES
         self._is_whole = not len(self._buffer)
-        if self._transport is None:
-            return
         if self._is_scheduled:
-            if len(self._buffer) > _MOST_READ_BYTES:
-                self._transport.pause_reading()
             asyncio.get_running_loop().call_soon(self._go_on)
-        elif self._stuck_at is None:
+        if self._transport is None or self._stuck_at is not None:
+            return
+        if not self._is_scheduled:
             self._transport.resume_reading()
+        elif len(self._buffer) > _MOST_READ_BYTES:
+            self._transport.pause_reading()
 
     def _go_on(self) -> None:
-        if self._transport is not None:
-            self._work()
-            self._count_held()
+        self._work()
+        self._forget_rest()
+        self._count_held()
+
+    def _forget_rest(self) -> None:
+        if self._transport is None and not self._is_scheduled:
+            self._buffer.clear()
 
     def _count_held(self) -> int:
         held = len(self._buffer)
@@ -159,7 +170,7 @@ class RemotingConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """It speaks for nobody any more."""
         self._transport = None
-        self._buffer.clear()
+        self._forget_rest()
         self._count_held()
         self._server.connections.pop(self, None)
         self._server.door.leave(self)
@@ -302,13 +313,16 @@ class RemotingServer:
     async def _drain(self) -> None:
         self.door.is_draining = True
         end = self.now() + self.config.drain_s
-        while not self.door.is_idle and self.now() < end:  # noqa: ASYNC110 - bounded, and at the end of a process only
+        while self._is_at_work() and self.now() < end:  # noqa: ASYNC110 - bounded, and at the end of a process only
             await asyncio.sleep(_DRAIN_LOOK_S)
         for connection in list(self.connections):
             connection.close(at_once=False)
         await asyncio.sleep(_DRAIN_LOOK_S)
         for connection in list(self.connections):
             connection.close()
+
+    def _is_at_work(self) -> bool:
+        return not self.door.is_idle or any(connection.is_behind for connection in self.connections)
 
     async def _sweep(self) -> None:
         """One timer for all connections."""

@@ -8,7 +8,7 @@ import pytest
 
 from api.remoting.frame import FrameBuffer, RemotingCommand, encode_frame
 from api.remoting.message import RequestCode, ResponseCode
-from api.remoting.server import PortConfig, RemotingConnection
+from api.remoting.server import PortConfig, RemotingConnection, RemotingServer
 from api.web.limits import ByteBudget
 from tests.unit.api.remoting.test_door import NOW_MS, Peer, Transactions, key_of, open_door, send_of
 from tests.unit.api.remoting.test_first_tries import learned
@@ -52,6 +52,28 @@ class Transport:
 
     def resume_reading(self) -> None:
         self.is_reading = True
+
+
+class IdleDoor:
+    """Keeps each end at once."""
+
+    is_idle, taken, is_draining = True, 0, False
+
+    def take(self, _: RemotingConnection, __: RemotingCommand) -> None:
+        self.taken += 1
+
+
+class Closing(Transport):
+    """Notes what had been taken when it was closed."""
+
+    def __init__(self, door: IdleDoor) -> None:
+        self._door = door
+        self.taken: list[int] = []
+
+    def close(self) -> None:
+        self.taken.append(self._door.taken)
+
+    abort = close
 
 
 def connect(server: Server) -> tuple[RemotingConnection, Transport]:
@@ -119,3 +141,40 @@ async def test_sends_on_their_way_have_a_bound_in_bytes(takes_room: str) -> None
     await until(lambda: door.is_idle)
     assert door.totals.sends == 3
     assert sends[0].code == RequestCode.SEND_MESSAGE_V2
+
+
+async def test_ends_of_a_client_that_has_gone_are_kept() -> None:
+    """They had come: without them each transaction waits for a check, which nobody may be there to answer. Nothing
+    else is done for who is not there."""
+    server = Server(PortConfig())
+    connection, _ = connect(server)
+    end, send = RemotingCommand(RequestCode.END_TRANSACTION, flag=2), RemotingCommand(RequestCode.SEND_MESSAGE_V2)
+    connection.data_received(encode_frame(end) * 200 + encode_frame(send) * 200)
+    assert server.taken == 64
+    connection.connection_lost(None)
+    await until(lambda: server.taken == 200)
+    await until(lambda: server.config.budget.used == 0)
+    assert server.taken == 200
+
+
+async def test_broken_frame_behind_the_ends_of_a_client_that_has_gone_ends_them() -> None:
+    """Nothing goes on for ever."""
+    server = Server(PortConfig())
+    connection, _ = connect(server)
+    connection.data_received(encode_frame(RemotingCommand(RequestCode.END_TRANSACTION, flag=2)) * 65 + bytes(1_000))
+    connection.connection_lost(None)
+    await until(lambda: server.config.budget.used == 0)
+    assert len(server.refused) == 1
+
+
+async def test_process_ends_behind_what_has_come() -> None:
+    """The door is idle between two turns of a connection whose ends wait."""
+    server = RemotingServer(lambda _: (IdleDoor(), None), PortConfig(port=0))  # type: ignore[arg-type, return-value]
+    door: Any = server.door
+    connection, transport = RemotingConnection(server), Closing(door)
+    wanted: Any = transport
+    connection.connection_made(wanted)
+    connection.data_received(encode_frame(RemotingCommand(RequestCode.END_TRANSACTION, flag=2)) * 500)
+    await server._drain()
+    server._socket.close()
+    assert transport.taken[0] == 500
