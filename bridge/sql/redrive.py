@@ -93,11 +93,12 @@ def claim_job(
 
 
 def find_lease(conn: Connection) -> Lease | None:
-    """The lease of the oldest running job; None if no job runs, or nobody works at it."""
-    is_running = _J.state == JobState.RUNNING.value
-    query = sa.select(_J.owner, _J.lease_until_ms).where(is_running).order_by(_J.created_ms, _J.job_id).limit(1)
-    row = conn.execute(query).one_or_none()
-    return None if row is None or row.owner is None else Lease(row.owner, row.lease_until_ms)
+    """The lease of running jobs that ends last: one of a dead process whose clock was ahead, if there is any. None if
+    no job runs, or nobody works at any."""
+    is_held = (_J.state == JobState.RUNNING.value, _J.owner.is_not(None))
+    query = sa.select(_J.owner, _J.lease_until_ms).where(*is_held).order_by(_J.lease_until_ms.desc(), _J.job_id)
+    row = conn.execute(query.limit(1)).one_or_none()
+    return None if row is None else Lease(row.owner, row.lease_until_ms)
 
 
 def advance_job(conn: Connection, job: RedriveJob, owner: str) -> bool:

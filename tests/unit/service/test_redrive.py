@@ -175,6 +175,43 @@ def test_job_of_a_process_whose_clock_was_ahead_goes_on(tmp_path: Path) -> None:
     world.run(story())
 
 
+def test_abandoned_job_does_not_wait_for_one_that_goes_on(tmp_path: Path) -> None:
+    """Only the oldest job's lease was watched: another one of a dead process whose clock was ahead waited for hours."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with (
+            world.serving() as api,
+            world.serving("2") as other,
+            world.serving("3") as dead,
+            world.settlers.settling(),
+            world.projecting(),
+        ):
+            await park_some(world, api, 40)
+            ids = await park_some(world, api, 2, "other")
+            await api.parked.redrive(SearchFilter(group="shop"), RedriveAction.ROLLBACK, 1, WHO)
+            assert (await api.redrive.run_once()).acted == 1
+            await world.sleep(10)
+            job = await api.parked.redrive(SearchFilter(group="other"), RedriveAction.ROLLBACK, 1, WHO)
+            assert (await dead.redrive.run_once()).acted == 1
+            await world.database.run(
+                lambda c: c.exec_driver_sql(
+                    "UPDATE redrive_jobs SET lease_until_ms = lease_until_ms + 3600000 WHERE filter LIKE '%other%'"
+                )
+            )
+            for _ in range(7):
+                await api.redrive.run_once()
+                await other.redrive.run_once()
+                await world.sleep(10_001)
+            assert isinstance(job, RedriveJob)
+            done = await api.parked.get_job(job.job_id)
+            assert isinstance(done, RedriveJob)
+            assert (done.state, done.counts) == (JobState.DONE, {"done": 2})
+            assert await states_of(api, ids) == {TransactionState.ROLLED_BACK}
+
+    world.run(story())
+
+
 def test_stopped_job_tells_of_its_last_step(tmp_path: Path) -> None:
     """Stopped while a step is under way: what the step did is counted, and nothing more is begun."""
     faults = ScriptedFaults()
