@@ -51,6 +51,13 @@ _OF_TLS = {
     "CERTIFICATE_VERIFY_FAILED": "Call it as its certificate does; OUTBOX_BRIDGE_CA_FILE names who signed that.",
     "_CERTIFICATE_REQUIRED": "It wants one: set OUTBOX_BRIDGE_CLIENT_CERT_FILE and OUTBOX_BRIDGE_CLIENT_KEY_FILE.",
 }
+_UNSENT = (
+    httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol, httpx2.InvalidURL,
+    httpx2.LocalProtocolError, httpx2.ProxyError, UnicodeError,
+)  # fmt: skip
+_LOOK = "Look before you repeat it: what was asked may have been done, or may still be."
+_STRANGER = "Is this a bridge? Check --url."
+_NO_CONTENT = 204
 _EXITS = {400: Exit.USAGE, 404: Exit.NOT_FOUND, 409: Exit.CONFLICT, 415: Exit.USAGE, 503: Exit.UNREACHABLE}
 
 
@@ -103,11 +110,22 @@ def call(  # noqa: PLR0913 - what a request has
         answer = client_for(url).request(
             method, url.rstrip("/") + path, params=params, content=content, headers=sent, timeout=timeout_s
         )
-    except (httpx2.TransportError, httpx2.InvalidURL) as error:
-        raise _unreachable(url, error) from error
-    if answer.is_success:
-        return HttpReply(answer.status_code, answer.content)
-    raise _refused(answer)
+    except (httpx2.RequestError, httpx2.InvalidURL, UnicodeError) as error:
+        raise _lost(url, error) if method != "GET" and not isinstance(error, _UNSENT) else _unreachable(url, error)
+    if not answer.is_success:
+        raise _refused(answer)
+    if answer.status_code != _NO_CONTENT and not _is_object(answer.content):
+        reason = f"{answer.url.host} answered {answer.status_code} with something that is no answer of a bridge"
+        raise CommandFailed(Exit.FAILED, reason, _STRANGER)
+    return HttpReply(answer.status_code, answer.content)
+
+
+def _is_object(raw: bytes) -> bool:
+    try:
+        msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def find_all(
@@ -136,17 +154,23 @@ def _unreachable(url: str, error: Exception) -> CommandFailed:
     return CommandFailed(Exit.UNREACHABLE, f"no bridge answers at {url}: {reason}", remedy)
 
 
+def _lost(url: str, error: Exception) -> CommandFailed:
+    """A call that reached the bridge, or may have."""
+    reason = f"the answer of {url} was lost, and whether it did what was asked is not known"
+    return CommandFailed(Exit.FAILED, f"{reason}: {str(error) or type(error).__name__}", _LOOK, is_unknown=True)
+
+
 def _refused(answer: httpx2.Response) -> CommandFailed:
     try:
         problem = answer.json()
         slug = str(problem["type"]).rpartition("/")[2]
         reason = f"{problem['detail'] or problem['title']} ({slug})"
     except (ValueError, KeyError, TypeError):
-        remedy = "Is this a bridge? Check --url."
-        return CommandFailed(Exit.FAILED, f"{answer.url.host} answered {answer.status_code}", remedy)
+        return CommandFailed(Exit.FAILED, f"{answer.url.host} answered {answer.status_code}", _STRANGER)
     code = _EXITS.get(answer.status_code, Exit.USAGE if slug == "invalid-request" else Exit.FAILED)
     places = [str(error.get("pointer") or error.get("parameter")) for error in problem.get("errors", [])]
-    return CommandFailed(code, reason + (f" at {', '.join(places)}" if places else ""), _remedy_of(slug))
+    reason += f" at {', '.join(places)}" if places else ""
+    return CommandFailed(code, reason, _remedy_of(slug), is_unknown=problem.get("outcome") == "unknown")
 
 
 def _remedy_of(slug: str) -> str:

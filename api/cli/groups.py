@@ -335,7 +335,7 @@ def _parse(settings: list[str]) -> dict[str, object]:
             raise CommandFailed(Exit.USAGE, f"--check {setting!r} is not NAME=VALUE", "Example: --check max_checks=5")
         try:
             parsed[name] = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             parsed[name] = value
     return parsed
 
@@ -399,7 +399,8 @@ def tell_findings(url: str, run_folder: Path) -> None:
     try:
         reply: HttpReply = call(url, "POST", f"{_WEBHOOKS}/findings", body=found)
     except CommandFailed as failure:
-        say(f"no webhook was told ({failure.reason})", "yellow")
+        told = "no webhook was told" if not failure.is_unknown else "webhooks may not have been told"
+        say(f"{told} ({failure.reason})", "yellow")
         return
     if told := reply.members["webhooks"]:
         say(f"{told} webhook{'s are' if told > 1 else ' is'} told of the findings")

@@ -1,5 +1,7 @@
 """The command line: its commands, and how it ends."""
 
+import sys
+from collections.abc import Sequence
 from importlib.metadata import version as version_of
 from typing import Annotated
 
@@ -10,7 +12,7 @@ from api.cli.connect import fault_points
 from api.cli.demo import demo
 from api.cli.dev import dev
 from api.cli.groups import group, pause_all, resume_all, webhook
-from api.cli.output import Exit, WholeSentences, explain, print_line, show_failure
+from api.cli.output import CommandFailed, Exit, WholeSentences, explain, print_line, show_failure
 from api.cli.parked import parked
 from api.cli.relay import relay
 from api.cli.reports import report
@@ -73,9 +75,19 @@ app.command(epilog="Example: outbox-bridge version")(version)
 app.command(epilog="Example: outbox-bridge openapi > openapi.json")(openapi)
 
 
+def _check_arguments(given: Sequence[str]) -> None:
+    """Bytes that are no text could be sent nowhere. Raises CommandFailed."""
+    for place, argument in enumerate(given, 1):
+        try:
+            argument.encode()
+        except UnicodeEncodeError as error:
+            raise CommandFailed(Exit.USAGE, f"argument {place} is not UTF-8: {argument!a}") from error
+
+
 def run() -> int:
     """Runs the command of this process's arguments; its exit code."""
     try:
+        _check_arguments(sys.argv[1:])
         app()
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else Exit.FAILED

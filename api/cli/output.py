@@ -44,13 +44,14 @@ class Exit(IntEnum):
 
 
 class CommandFailed(Exception):
-    """Ends a command. `remedy`: a sentence for the user, or nothing."""
+    """Ends a command. `remedy`: a sentence for the user, or nothing. `is_unknown`: what was asked may have been done."""
 
-    def __init__(self, code: Exit, reason: str, remedy: str = "") -> None:
+    def __init__(self, code: Exit, reason: str, remedy: str = "", *, is_unknown: bool = False) -> None:
         super().__init__(reason)
         self.code = code
         self.reason = reason
         self.remedy = remedy
+        self.is_unknown = is_unknown
 
 
 Told = tuple[Exit, str, str]

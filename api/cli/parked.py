@@ -177,7 +177,16 @@ def _show_preview(previewed: HttpReply, output: Output) -> None:
 
 
 def _watch(url: str, job_id: str, count: int, is_more: bool) -> HttpReply:
-    """The job at its end; stopped if we are interrupted."""
+    """The job at its end; stopped if we are interrupted. The bridge goes on with it where we lose sight of it."""
+    try:
+        return _look_after(url, job_id, count, is_more)
+    except CommandFailed as failure:
+        reason = f"the job {job_id} was begun, and may go on, but cannot be followed: {failure.reason}"
+        remedy = f"`outbox-bridge parked jobs` shows how far it is, `outbox-bridge parked stop {job_id}` stops it."
+        raise CommandFailed(failure.code, reason, remedy, is_unknown=True) from failure
+
+
+def _look_after(url: str, job_id: str, count: int, is_more: bool) -> HttpReply:
     columns = (TextColumn("redriving"), BarColumn(), MofNCompleteColumn())
     with noticed_ctrl_c() as noticed, Progress(*columns, console=message_console(), transient=True) as progress:
         task = progress.add_task("redriving", total=None if is_more else count)

@@ -100,7 +100,7 @@ def _repair(url: str, proposal: Proposal, note: "Note | None") -> tuple[str | No
     except CommandFailed as failure:
         note.answered(proposal, None, failure.reason)
         _raise_if_away(failure)
-        return state, f"refused: {failure.reason}"
+        return state, f"{'not known' if failure.is_unknown else 'refused'}: {failure.reason}"
     note.answered(proposal, answer.status, answer.members)
     return state, DONE
 

@@ -367,7 +367,7 @@ def repair(
 
     Only calls that cannot make anything worse are proposed: to ask a group again, to settle what is recorded. What is
     sent and answered is written to repaired.jsonl beside the report, and audited by the bridge.
-    Exit codes: 0 all done or nothing to do, 1 some were refused, 2 usage, 3 no report there, 5 no bridge answers.
+    Exit codes: 0 all done or nothing to do, 1 some were not done, 2 usage, 3 no report there, 5 no bridge answers.
     """
     run_folder = find_run(folder)
     rows = list(work_through(url, run_folder, read_proposals(run_folder), is_applied=apply))
@@ -384,7 +384,8 @@ def repair(
     elif apply:
         say(f"{results[DONE]} sent; {run_folder / AUDIT} says what was answered. The next run shows what came of it")
     if known < len(rows):
-        raise CommandFailed(Exit.FAILED, f"{len(rows) - known} of {len(rows)} came to nothing", "Each row says why.")
+        reason = f"{len(rows) - known} of {len(rows)} were not done, or nobody knows whether they were"
+        raise CommandFailed(Exit.FAILED, reason, "Each row says why.")
 
 
 @report.command("list", epilog="Example: outbox-bridge report list")

@@ -1,11 +1,43 @@
 """api.cli.connect: how refusals and silence of a bridge end a command."""
 
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 
 from api.cli.connect import call, find_all
 from api.cli.output import CommandFailed, Exit
 from bridge.broker.ports import choose_free_port
 from tests.support.canned_http import CannedServer
+from tests.unit.cli.conftest import Cli
+
+
+@contextmanager
+def bridge_that_dies(said: bytes = b"") -> Iterator[str]:
+    """Its URL: takes each request whole, says so much, and resets the connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = listening.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.recv(1 << 16)
+                    connection.sendall(said)
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            serving.join()
 
 
 @pytest.mark.parametrize(
@@ -52,6 +84,65 @@ def test_stranger_is_told_from_a_bridge(bridge: CannedServer) -> None:
         call(bridge.url, "GET", "/x")
     assert caught.value.code is Exit.FAILED
     assert "--url" in caught.value.remedy
+
+
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"])
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+def test_answer_that_is_lost_is_no_failure_of_the_act(method: str, said: bytes) -> None:
+    """The bridge may have done it before it died: "no bridge answers" would tell that nothing was done."""
+    with bridge_that_dies(said) as url, pytest.raises(CommandFailed) as caught:
+        call(url, method, "/v1/transactions/x/commit", body={})
+    assert caught.value.is_unknown
+    assert caught.value.code is Exit.FAILED
+    assert "not known" in caught.value.reason
+    assert "Look before you repeat it" in caught.value.remedy
+
+
+def test_read_whose_answer_is_lost_is_unreachable() -> None:
+    """Nothing was to be changed by it."""
+    with bridge_that_dies() as url, pytest.raises(CommandFailed) as caught:
+        call(url, "GET", "/x")
+    assert (caught.value.code, caught.value.is_unknown) == (Exit.UNREACHABLE, False)
+
+
+@pytest.mark.parametrize("body", [b"<html>Please log in</html>", b"", b"[]", b"null", b"\xff", b"[" * 100_000])
+@pytest.mark.parametrize("command", [("tx", "list"), ("group", "list"), ("stats", "-o", "json"), ("openapi",)])
+def test_success_of_a_stranger_is_no_traceback(
+    cli: Cli, bridge: CannedServer, command: tuple[str, ...], body: bytes
+) -> None:
+    """A proxy's page for logging in is a 200, too."""
+    for path in ("/v1/transactions", "/v1/producer-groups", "/v1/stats", "/openapi.json"):
+        bridge.answer("GET", path, 200, body)
+    ended = cli(*command, "--url", bridge.url)
+    assert (ended.code, ended.out) == (1, "")
+    assert "--url" in ended.err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("tx", "list", "-g", "\udcff"),
+        ("tx", "commit", "\udcff\udcfe"),
+        ("tx", "force", "0206k8e9s5ta7vo3q1m4c8b2h6dg", "COMMIT", "--reason", "\udcff"),
+        ("group", "get", "\udcff"),
+        ("acl", "--topic", "\udcff"),
+        ("config", "show", "-c", "\udcff"),
+    ],
+)
+def test_argument_that_is_no_text_is_refused(cli: Cli, bridge: CannedServer, command: tuple[str, ...]) -> None:
+    """Bytes of another encoding, as a terminal or a script may give them: usage, which one, and nothing is called."""
+    ended = cli(*command, *(("--url", bridge.url) if command[0] in {"tx", "group"} else ()))
+    assert (ended.code, bridge.asked) == (2, [])
+    assert "is not UTF-8" in ended.err
+    assert "\\udcff" in ended.err
+
+
+@pytest.mark.parametrize("host", ["a" * 300, "."])
+def test_host_that_cannot_be_is_unreachable(host: str) -> None:
+    """No traceback of whatever encodes names of hosts."""
+    with pytest.raises(CommandFailed) as caught:
+        call(f"http://{host}:1", "POST", "/x", body={})
+    assert (caught.value.code, caught.value.is_unknown) == (Exit.UNREACHABLE, False)
 
 
 def test_pages_are_followed_up_to_the_limit(bridge: CannedServer) -> None:

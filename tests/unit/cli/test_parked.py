@@ -91,6 +91,19 @@ def test_stopped_job_is_a_failure(cli: Cli, bridge: CannedServer) -> None:
     assert cli(*ARGUMENTS, "--yes", "--url", bridge.url).code == 1
 
 
+def test_job_that_is_lost_sight_of_is_named(cli: Cli, bridge: CannedServer) -> None:
+    """It goes on in the bridge, whoever does not answer us: an operator must not take it for over."""
+    bridge.answer("POST", REDRIVE, 200, {"count": 2, "more": False, "sample": []})
+    bridge.answer("POST", REDRIVE, 202, job("running"))
+    bridge.answer("GET", f"{REDRIVE}/j1", 200, job("running", resumed=1))
+    bridge.refuse("GET", f"{REDRIVE}/j1", 503, "unavailable", "the database cannot be reached")
+    ended = cli(*ARGUMENTS, "--yes", "--url", bridge.url)
+    assert ended.code == 5
+    assert "the job j1 was begun, and may go on" in ended.err
+    assert "the database cannot be reached" in ended.err
+    assert "outbox-bridge parked stop j1" in ended.err
+
+
 def test_ctrl_c_stops_the_job(bridge: CannedServer) -> None:
     """The job runs in the bridge: without this it would go on behind the operator's back."""
     bridge.answer("POST", REDRIVE, 200, {"count": 2, "more": False, "sample": []})

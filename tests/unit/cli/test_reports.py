@@ -67,6 +67,18 @@ def test_repair_is_sent_when_it_is_still_needed(cli: Cli, bridge: CannedServer, 
     assert bridge.asked[1].document == BODY
 
 
+def test_repair_whose_end_is_not_known_is_not_told_as_refused(cli: Cli, bridge: CannedServer, tmp_path: Path) -> None:
+    """It may have been done."""
+    bridge.answer("GET", PATH, 200, {"state": "PREPARED"})
+    problem = {"type": "https://x/outcome-unknown", "title": "-", "detail": "not settled in time", "outcome": "unknown"}
+    bridge.answer("POST", f"{PATH}/force", 504, problem)
+    ended = cli("report", "repair", make_run(tmp_path), "--apply", "--url", bridge.url)
+    assert ended.code == 1
+    assert "not known: not settled in time" in ended.out
+    assert "refused" not in ended.out
+    assert "1 of 1 were not done, or nobody knows" in ended.err
+
+
 def test_repair_is_not_sent_when_things_have_changed(cli: Cli, bridge: CannedServer, tmp_path: Path) -> None:
     """The report is older than the transaction."""
     bridge.answer("GET", PATH, 200, {"state": "COMMITTED"})
