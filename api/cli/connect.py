@@ -111,7 +111,8 @@ def call(  # noqa: PLR0913 - what a request has
             method, url.rstrip("/") + path, params=params, content=content, headers=sent, timeout=timeout_s
         )
     except (httpx2.RequestError, httpx2.InvalidURL, UnicodeError) as error:
-        raise _lost(url, error) if method != "GET" and not isinstance(error, _UNSENT) else _unreachable(url, error)
+        is_lost = method != "GET" and not isinstance(error, _UNSENT)
+        raise (_lost if is_lost else _unreachable)(url, error) from error
     if not answer.is_success:
         raise _refused(answer)
     if answer.status_code != _NO_CONTENT and not _is_object(answer.content):

@@ -44,7 +44,7 @@ class Exit(IntEnum):
 
 
 class CommandFailed(Exception):
-    """Ends a command. `remedy`: a sentence for the user, or nothing. `is_unknown`: what was asked may have been done."""
+    """Ends a command. `remedy`: a sentence for the user, or nothing. `is_unknown`: it may have been done."""
 
     def __init__(self, code: Exit, reason: str, remedy: str = "", *, is_unknown: bool = False) -> None:
         super().__init__(reason)
