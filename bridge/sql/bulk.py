@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import chain
+from secrets import randbelow
 from types import MappingProxyType
 from typing import Any
 
@@ -17,6 +18,7 @@ Rows = Sequence[tuple[Any, ...]]
 Constants = Mapping[str, str | int | None]
 
 _PORTION = 1_000
+_LONGEST_STEP = 1 << 30  # there is room for ten billion of them
 _SQLITE_VALUES = 999  # of a statement, the least that any SQLite takes: 200 rows of five columns, 71 of fourteen
 
 
@@ -118,9 +120,14 @@ def make_upsert(conn: Connection, table: sa.Table) -> "sqlite.Insert | postgresq
 
 
 def move_version(conn: Connection, table: sa.Table) -> None:
-    """Lets all processes read anew what they keep in memory: they compare this number."""
-    upsert = make_upsert(conn, table).values(id=1, version=1)
-    conn.execute(upsert.on_conflict_do_update(index_elements=["id"], set_={"version": table.c.version + 1}))
+    """Lets all processes read anew what they keep in memory: they compare this number.
+
+    It goes on by a step that nobody can foresee: a database that has lost its last writes, as after a fail-over, would
+    give the next number a second time, for something else.
+    """
+    step = 1 + randbelow(_LONGEST_STEP)
+    upsert = make_upsert(conn, table).values(id=1, version=step)
+    conn.execute(upsert.on_conflict_do_update(index_elements=["id"], set_={"version": table.c.version + step}))
 
 
 def _names(columns: Sequence[str]) -> str:

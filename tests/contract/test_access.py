@@ -2,7 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from dataclasses import dataclass
 
 import pytest
@@ -124,6 +126,29 @@ async def test_revoked_key_is_refused_everywhere(world: AccessWorld) -> None:
     refused = await world.first.revoke(made.key.key_id, WHO)
     assert isinstance(refused, Refused)
     assert refused.code is RefusalCode.NOT_FOUND
+
+
+async def test_key_is_refused_that_was_revoked_in_a_database_without_the_last_write(
+    make_sqlite_url: Callable[[], str],
+) -> None:
+    """As after a fail-over or a restored backup: a number that was given before says another thing there."""
+    database, clock = Database(make_sqlite_url()), VirtualClock()
+    first, second = [AccessService(database, clock, AccessConfig(is_open=False)) for _ in range(2)]
+    assert await first.put("shop", ORDERS, WHO) is True
+    made = await first.make_key("shop", None, None, WHO)
+    assert isinstance(made, MadeKey)
+    with (
+        closing(sqlite3.connect(":memory:")) as backup,
+        closing(sqlite3.connect(str(database.url.database), isolation_level=None)) as now,
+    ):
+        now.backup(backup)
+        assert await first.put("billing", [], WHO) is True
+        await second.refresh()
+        backup.backup(now)
+    assert await first.revoke(made.key.key_id, WHO) is None
+    await second.refresh()
+    assert second.identify(made.text) is None
+    await database.close()
 
 
 async def test_key_expires(world: AccessWorld) -> None:
