@@ -353,14 +353,16 @@ class GroupMark(NamedTuple):
 
 def judge_group(before: GroupMark | None, counts: RoundCounts) -> tuple[GroupMark, str | None]:
     """A group fails when no round was answered for a minute, and at least three were not; and has recovered with the
-    next one that is."""
-    if before is None or counts.answered != before.answered or counts.unanswered < before.unanswered:
-        is_recovery = before is not None and before.is_told
-        return GroupMark(counts.answered, counts.unanswered), RECOVERED if is_recovery else None
+    next one that is. What a rebuild counts anew was answered before it failed."""
+    if before is None:
+        return GroupMark(counts.answered, counts.unanswered), None
+    is_answered = counts.answered != before.answered and counts.last_answered_ms > before.since_ms
+    if is_answered or counts.unanswered < before.unanswered:
+        return GroupMark(counts.answered, counts.unanswered), RECOVERED if before.is_told else None
     missed = counts.unanswered - before.unanswered
     since_ms = before.since_ms or (counts.last_unanswered_ms if missed else 0)
     is_long = missed >= FAILING_ROUNDS and counts.last_unanswered_ms - since_ms >= FAILING_AFTER_MS
-    after = GroupMark(before.answered, before.unanswered, missed, since_ms, before.is_told or is_long)
+    after = GroupMark(counts.answered, before.unanswered, missed, since_ms, before.is_told or is_long)
     return after, FAILING if after.is_told and not before.is_told else None
 
 

@@ -92,6 +92,7 @@ class RoundCounts(NamedTuple):
     answered: int
     unanswered: int
     last_unanswered_ms: int
+    last_answered_ms: int
 
 
 class Surroundings(NamedTuple):
@@ -195,7 +196,9 @@ def write_marks(conn: Connection, marks: Mapping[str, str | None]) -> None:
 
 def count_rounds(conn: Connection) -> dict[str, RoundCounts]:
     """By producer group, as projector and checkers have counted them."""
-    last_ms = sa.func.coalesce(sa.func.max(_R.last_unanswered_ms), 0)
-    query = sa.select(_R.producer_group, sa.func.sum(_R.answered), sa.func.sum(_R.unanswered), last_ms)
+    last_ms = [sa.func.coalesce(sa.func.max(each), 0) for each in (_R.last_unanswered_ms, _R.last_answered_ms)]
+    query = sa.select(_R.producer_group, sa.func.sum(_R.answered), sa.func.sum(_R.unanswered), *last_ms)
     rows = conn.execute(query.group_by(_R.producer_group))
-    return {group: RoundCounts(int(answered), int(not_answered), ms) for group, answered, not_answered, ms in rows}
+    return {
+        group: RoundCounts(int(answered), int(not_answered), *times) for group, answered, not_answered, *times in rows
+    }

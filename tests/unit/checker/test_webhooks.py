@@ -16,6 +16,7 @@ from bridge.sql.events import (
     Happening,
     RoundCounts,
     add_deliveries,
+    count_rounds,
     find_delivery,
     keep_events,
     make_cloud_event,
@@ -24,6 +25,7 @@ from bridge.sql.events import (
 )
 from bridge.sql.identity import Halt, store_halt
 from bridge.sql.leases import LeaseHolder
+from bridge.sql.projection import clear_projection
 from bridge.sql.tables import webhook_deliveries
 from checker.call import EndpointCall, Response
 from checker.webhooks import EVENT_TYPES, FAILING, KEPT_MS, PARKED, RECOVERED, STALLED, WebhookTarget, judge_group
@@ -31,6 +33,7 @@ from tests.support.whole_bridge import WholeBridge
 from tests.unit.checker.world import SECRET
 
 URL, OTHER_URL, CHECK_URL = "https://ops.example/hook", "https://pager.example/x?token=t", "https://shop.example/check"
+SLOW = {"transaction_timeout_seconds": 1, "interval_seconds": 10, "max_checks": 100}
 FAST = {"transaction_timeout_seconds": 1, "interval_seconds": 1, "max_checks": 1}
 
 
@@ -207,6 +210,24 @@ def test_group_that_answers_nothing_fails_and_recovers(scene: Scene) -> None:
     assert PARKED in scene.ops.types()
 
 
+def test_rebuild_of_the_projection_is_no_recovery(scene: Scene) -> None:
+    """It counts the answers of long ago anew: nobody has answered."""
+    body = {"producer_group": "shop", "messages": [{"topic": "orders", "value": 1}]}
+    scene.bridge.call("PUT", "/v1/producer-groups/shop", {"endpoints": [{"url": CHECK_URL}], "check": SLOW})
+    scene.bridge.call("POST", "/v1/transactions", body)
+    scene.bridge.pass_ms(60_000)
+    del scene.bridge.endpoints[CHECK_URL]
+    scene.bridge.pass_ms(150_000)
+    assert scene.ops.types() == [FAILING]
+    scene.bridge.sql(clear_projection)
+    scene.bridge.pass_ms(150_000)
+    assert scene.bridge.sql(count_rounds)["shop"].answered > 0
+    assert scene.ops.types() == [FAILING]
+    scene.bridge.endpoints[CHECK_URL] = answer_unknown
+    scene.bridge.pass_ms(60_000)
+    assert scene.ops.types() == [FAILING, RECOVERED]
+
+
 def test_group_that_fails_while_sql_is_away_is_told_later(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """And that it has recovered: an event that could not be kept is found again by the next look."""
     kept: list[str] = []
@@ -303,7 +324,7 @@ def test_group_fails_after_a_minute_without_any_answer(
     """And at least three rounds; what was before the first look does not count."""
     mark, found = None, []
     for step in steps:
-        mark, event_type = judge_group(mark, RoundCounts(*step))
+        mark, event_type = judge_group(mark, RoundCounts(*step, step[2]))
         mark = type(mark).load(mark.dump()) if mark.since_ms else mark
         found.append(event_type)
     assert found == told
