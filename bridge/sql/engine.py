@@ -6,6 +6,7 @@ MalformedCursor (a ValueError)   a page cursor that this bridge did not make
 
 import asyncio
 import math
+import os
 import random
 import sqlite3
 import threading
@@ -25,6 +26,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from bridge.core.check_rules import Backoff
 from bridge.core.errors import ConfigError, SqlUnavailable
@@ -36,6 +38,7 @@ class MalformedCursor(ValueError):
     """A cursor of a page that cannot be read."""
 
 
+_REPLACED = "the database file was removed or replaced under this process: restart every process that uses it"
 _NOT_MIGRATED = "the database is not migrated: run `outbox-bridge migrate`"
 
 # SQLSTATE, or its class -> what it means. Source: PostgreSQL, appendix A.
@@ -52,6 +55,7 @@ _POSTGRES: dict[str, SqlUnavailable] = {
     "3D": SqlUnavailable("there is no such database", retry_helps=False),
 }
 _POSTGRES_REPEATABLE = {"40001", "40P01", "55P03"}
+_LOST = {"OperationalError", "InterfaceError", "ConnectionTimeout"}  # of those without an SQLSTATE
 
 _SQLITE_REPEATABLE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _SQLITE: dict[int, SqlUnavailable] = {
@@ -97,20 +101,9 @@ def _translate_postgres(error: DBAPIError, *, is_committing: bool) -> Exception:
     if state is not None and not is_lost:
         known = _POSTGRES.get(state) or _POSTGRES.get(state[:2])
         return error if known is None else _copy(known)
-    if _is_connection_error(error):
+    if error.connection_invalidated or state is not None or type(error.orig).__name__ in _LOST:
         return SqlUnavailable("the database cannot be reached", is_outcome_unknown=is_committing)
     return error
-
-
-def _is_connection_error(error: DBAPIError) -> bool:
-    return error.connection_invalidated or type(error.orig).__name__ in {
-        "OperationalError",
-        "InterfaceError",
-        "ConnectionTimeout",
-        "AdminShutdown",
-        "CrashShutdown",
-        "CannotConnectNow",
-    }
 
 
 def _copy(known: SqlUnavailable) -> SqlUnavailable:
@@ -305,7 +298,7 @@ def _make_sqlite_engine(url: URL, config: SqlConfig, *, is_reader: bool) -> Engi
     deadline = _ReadDeadline(config.statement_timeout_ms)
 
     @event.listens_for(engine, "connect")
-    def configure(dbapi: sqlite3.Connection, _: object) -> None:
+    def configure(dbapi: sqlite3.Connection, record: ConnectionPoolEntry) -> None:
         dbapi.isolation_level = None  # BEGIN is ours: sqlite3 would begin late and not for reads
         cursor = dbapi.cursor()
         cursor.execute(f"PRAGMA busy_timeout={config.statement_timeout_ms}")
@@ -315,13 +308,25 @@ def _make_sqlite_engine(url: URL, config: SqlConfig, *, is_reader: bool) -> Engi
             cursor.execute("PRAGMA query_only=ON")
             dbapi.set_progress_handler(deadline.is_over, _PROGRESS_STEPS)
         cursor.close()
+        record.info["file"] = _identify(url)
 
     @event.listens_for(engine, "begin")
     def begin(conn: Connection) -> None:
+        if conn.info["file"] != _identify(url):
+            raise SqlUnavailable(_REPLACED, retry_helps=False)
         deadline.start()
         conn.exec_driver_sql("BEGIN" if is_reader else "BEGIN IMMEDIATE")
 
     return engine
+
+
+def _identify(url: URL) -> tuple[int, int] | None:
+    """The file that has this name now: who has another one open writes what nobody will ever read."""
+    try:
+        found = os.stat(url.database or "")  # noqa: PTH116 - twice as fast, for each SQL transaction
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 class _ReadDeadline:

@@ -2,17 +2,20 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from pathlib import Path
 
+import psycopg
 import pytest
 import pytest_asyncio
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from api.web.health import check_sql
 from bridge.core.errors import ConfigError, SqlUnavailable
 from bridge.sql.bulk import insert_rows
-from bridge.sql.engine import Database, SqlConfig
+from bridge.sql.engine import Database, SqlConfig, translate_error
 from bridge.sql.tables import group_counts, leases
 
 pytest_plugins = ["tests.support.postgres"]
@@ -294,3 +297,40 @@ def test_unusable_url_is_a_setting_that_is_wrong(url: str) -> None:
     """Memory would be another database on each connection."""
     with pytest.raises(ConfigError):
         Database(url)
+
+
+def take_file_away(database: Database, other: Database | None) -> None:
+    """And puts that of the other one in its place."""
+    path = Path(str(database.url.database))
+    path.unlink()
+    if other is not None:
+        Path(str(other.url.database)).rename(path)
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+async def test_file_that_was_replaced_takes_nothing_any_more(make_sqlite_url: Callable[[], str], is_new: bool) -> None:
+    """As by a backup that was copied back: what this process wrote would be in a file without a name, and lost."""
+    database, other = Database(make_sqlite_url()), Database(make_sqlite_url())
+    await database.run(add_lease)
+    assert await database.read(count_leases) == 1
+    take_file_away(database, other if is_new else None)
+    for call in (database.run, database.read):
+        with pytest.raises(SqlUnavailable, match="replaced under this process") as refused:
+            await call(count_leases)
+        assert not refused.value.retry_helps
+        assert not refused.value.is_outcome_unknown
+    assert not (await check_sql(database)).is_ok
+    await database.close()
+    await other.close()
+
+
+@pytest.mark.parametrize("state", ["08000", "08006", "08007", "08P01", "57P01", "57P04", "57P05"])
+@pytest.mark.parametrize("is_committing", [False, True])
+def test_lost_connection_is_no_bug_whichever_way_it_is_told(state: str, is_committing: bool) -> None:
+    """A proxy before the database says so itself, on a connection that is not closed yet."""
+    orig = psycopg.errors.lookup(state)("lost")
+    error = sa.exc.DBAPIError.instance("COMMIT", None, orig, psycopg.Error, hide_parameters=True)
+    assert isinstance(error, sa.exc.DBAPIError)
+    translated = translate_error(error, is_committing=is_committing)
+    assert isinstance(translated, SqlUnavailable)
+    assert (translated.retry_helps, translated.is_outcome_unknown) == (True, is_committing)
