@@ -5,7 +5,7 @@ the SQL transaction of the rows, and who loses reads them again (design section 
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +32,7 @@ from bridge.sql.projection import (
     apply_chunk,
     clear_projection,
     forget_previous,
+    keep_positions,
     purge,
     read_orphans,
 )
@@ -433,18 +434,18 @@ async def rebuild(projector: Projector, on_progress: Callable[[RebuildProgress],
     while True:
         result = await _run_or_begin_anew(projector) if await projector.hold_lease() else RunResult()
         reach(FaultPoint.REBUILD_STEPPED)
-        known = await database.read(read_positions)
-        applied = {queue_id: known[queue_id].s if queue_id in known else 0 for queue_id in wanted}
+        applied = await database.read(partial(_read_applied, queues=wanted))
         on_progress(RebuildProgress(applied, wanted))
         if all(applied[queue_id] >= s for queue_id, s in wanted.items()):
-            break
+            reach(FaultPoint.REBUILD_READ)
+            conclude = partial(_conclude, wanted=wanted, now_ms=ports.clock.now_ms())
+            if (verdict := await database.run(conclude, timeout_ms=_CLEAR_TIMEOUT_MS)) is not None:
+                return verdict
         if applied != before or result.chunks:
             before, moved_ms = applied, ports.clock.monotonic_ms()
         elif ports.clock.monotonic_ms() - moved_ms > _REBUILD_STALL_MS:
             raise StoreTimeout(_tell_stall(applied, wanted))
         await ports.clock.sleep_ms(0 if result.chunks else 100)
-    reach(FaultPoint.REBUILD_READ)
-    return await database.run(lambda conn: _conclude(conn, ports.clock.now_ms()), timeout_ms=_CLEAR_TIMEOUT_MS)
 
 
 async def _read_decided(ports: ProjectorPorts, topics: InternalTopics) -> dict[int, int]:
@@ -483,8 +484,17 @@ async def _run_or_begin_anew(projector: Projector) -> RunResult:
         return RunResult()
 
 
-def _conclude(conn: Connection, now_ms: int) -> RebuildVerdict:
+def _read_applied(conn: Connection, queues: Iterable[int]) -> dict[int, int]:
+    known = read_positions(conn)
+    return {queue_id: known[queue_id].s if queue_id in known else 0 for queue_id in queues}
+
+
+def _conclude(conn: Connection, wanted: Mapping[int, int], now_ms: int) -> RebuildVerdict | None:
+    """None if another rebuild has emptied the tables since they were complete: all would be told as orphans."""
     allow_long_statements(conn)
+    keep_positions(conn)
+    if any(wanted[queue_id] > s for queue_id, s in _read_applied(conn, wanted).items()):
+        return None
     count, orphans = read_orphans(conn, 1_000)
     forget_previous(conn)
     return RebuildVerdict(read_stats(conn, now_ms).total, count, orphans)

@@ -370,6 +370,11 @@ def clear_projection(conn: Connection) -> None:
     conn.execute(sa.update(check_results).values(answered=0, last_answered_ms=None, last_latency_ms=None))
 
 
+def keep_positions(conn: Connection) -> None:
+    """Nobody empties the projection until the SQL transaction ends; projectors go on."""
+    conn.execute(sa.select(projection_positions.c.queue_id).with_for_update(read=True, key_share=True))
+
+
 def read_orphans(conn: Connection, limit: int) -> tuple[int, list[Orphan]]:
     """How many transactions Kafka does not know any more, and the first of them."""
     is_unknown = ~sa.exists().where(_T.transaction_id == _PREVIOUS.transaction_id)

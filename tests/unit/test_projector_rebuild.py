@@ -14,7 +14,7 @@ from bridge.core.transaction import TransactionState
 from bridge.projector import Projector, ProjectorConfig, RebuildProgress, rebuild
 from bridge.sql.bulk import insert_rows
 from bridge.sql.identity import record_identity
-from bridge.sql.projection import Orphan
+from bridge.sql.projection import Orphan, clear_projection
 from bridge.sql.rows import ALL_COLUMNS, all_values, make_row
 from bridge.sql.tables import transactions
 from bridge.store.memory.log import clean
@@ -335,3 +335,35 @@ def test_compacted_log_still_gives_every_state(database_url: str) -> None:
 
     world.run(story())
     assert counts_of(world) == (7, 3, 0, 0, 0, 4)
+
+
+def test_second_rebuild_makes_no_orphans_of_everything(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another operator empties the tables when the first one's rebuild is about to conclude: it goes on waiting."""
+    world = make_projector_world(database_url)
+    run, emptied = world.database.run, list[str]()
+
+    async def run_behind_another(work: Any, timeout_ms: int | None = None) -> Any:
+        if emptied == ["soon"]:
+            emptied[:] = ["now"]
+            await run(clear_projection)
+        return await run(work, timeout_ms)
+
+    def on_progress(progress: RebuildProgress) -> None:
+        if not emptied and progress.applied == progress.wanted:
+            emptied.append("soon")
+
+    async def story() -> None:
+        async with world.settlers.settling():
+            for number in range(5):
+                await world.settlers.prepare(f"t{number}", of())
+                await world.settlers.end(f"t{number}", Resolution.COMMIT)
+            await world.catch_up()
+            await world.projector.close()
+            monkeypatch.setattr(world.database, "run", run_behind_another)
+            first = world.make_projector("first")
+            verdict = await rebuild(first, on_progress)
+            assert emptied == ["now"]
+            assert (verdict.total.committed, verdict.orphan_count) == (5, 0)
+            await first.close()
+
+    world.run(story())
