@@ -329,6 +329,7 @@ class Projector:
             except Exception:  # noqa: BLE001 - the loop outlives any error
                 _LOG.exception("projector_failed")
             self.is_active = False
+            self._halted.clear()  # who works now says what halts
             await self.ports.clock.sleep_ms(self._config.lease_ms // 3)
 
     async def _work(self) -> None:
@@ -374,7 +375,8 @@ class Projector:
         follower = self._followers.get(queue_id)
         try:
             if follower is None:
-                follower = self._followers[queue_id] = self._make_follower(queue_id)
+                follower = QueueFollower(queue_id, self.topics, self.ports, self._config, self._writing)
+                self._followers[queue_id] = follower
                 await follower.open()
             result = await follower.step(max_wait_ms)
         except BaseException as error:
@@ -385,9 +387,6 @@ class Projector:
         self._halted.pop(queue_id, None)
         self.quarantined += result.quarantined if result else 0
         return result
-
-    def _make_follower(self, queue_id: int) -> QueueFollower:
-        return QueueFollower(queue_id, self.topics, self.ports, self._config, self._writing)
 
     async def _drop(self, queue_id: int) -> None:
         await self._followers.pop(queue_id).close()

@@ -6,11 +6,13 @@ from functools import partial
 from typing import TypeVar
 
 import pytest
+import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from bridge.core.message import Message, MessageQueue
 from bridge.projector import ProjectorConfig
 from bridge.sql.projection import apply_chunk
+from bridge.sql.tables import leases, projection_positions
 from tests.support.projector_world import DatabaseThatFails, ProjectorWorld, make_projector_world
 from tests.support.settler_world import make_settler_world
 
@@ -56,6 +58,33 @@ def test_standby_takes_over_when_the_active_one_dies(database_url: str) -> None:
 
     world.run(story())
     assert (world.stats().total.prepared, committed(world)) == (1, 1)
+
+
+def test_standby_says_nothing_of_what_halted_before_another_took_over(make_sqlite_url: Callable[[], str]) -> None:
+    """Else it would not be ready, and an alert would stand, for as long as it lives, whatever is repaired."""
+    world = make_projector_world(make_sqlite_url())
+
+    async def story() -> None:
+        clock = world.settlers.memory.clock
+        async with world.settlers.settling():
+            await world.settlers.prepare("a", of())
+            await world.catch_up()
+            await world.projector.close()
+            identity = world.query(lambda c: c.execute(sa.select(projection_positions.c.op_topic_id)).scalar_one())
+            world.query(lambda c: c.execute(sa.update(projection_positions).values(op_topic_id="another")))
+            first = asyncio.create_task(world.projector.run_forever())
+            while not world.projector.halted:
+                await clock.sleep_ms(10)
+            later_ms = clock.now_ms() + 3_600_000
+            world.query(lambda c: c.execute(sa.update(leases).values(owner="other", until_ms=later_ms)))
+            while world.projector.is_active:
+                await clock.sleep_ms(10)
+            world.query(lambda c: c.execute(sa.update(projection_positions).values(op_topic_id=identity)))
+            assert world.projector.halted == {}
+            world.projector.stop()
+            await first
+
+    world.run(story())
 
 
 def test_unknown_version_halts_its_queue_and_no_other(database_url: str) -> None:
