@@ -140,10 +140,13 @@ class Webhooks:
     async def work(self) -> None:
         """Looks and tells until cancelled; to be run by one process at a time."""
         self._groups = {}
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._look_forever())
-            for target in self.targets:
-                tasks.create_task(self._tell_forever(target))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._look_forever())
+                for target in self.targets:
+                    tasks.create_task(self._tell_forever(target))
+        finally:
+            self.waiting = {}  # whoever tells now knows
 
     async def list(self) -> Sequence[WebhookStatus] | Refused:
         """All receivers."""

@@ -26,7 +26,7 @@ from bridge.sql.events import (
 from bridge.sql.identity import Halt, store_halt
 from bridge.sql.leases import LeaseHolder
 from bridge.sql.projection import clear_projection
-from bridge.sql.tables import webhook_deliveries
+from bridge.sql.tables import leases, webhook_deliveries
 from checker.call import EndpointCall, Response
 from checker.webhooks import EVENT_TYPES, FAILING, KEPT_MS, PARKED, RECOVERED, STALLED, WebhookTarget, judge_group
 from tests.support.whole_bridge import WholeBridge
@@ -303,6 +303,19 @@ def test_two_processes_tell_each_event_once(scene: Scene) -> None:
     """The other one waits for the lease."""
     other = LeaseHolder(scene.bridge.database, scene.bridge.clock, "webhooks", "other")
     assert scene.bridge.run(other.hold()) is False
+
+
+def test_process_that_tells_no_more_shows_nothing_that_waits(scene: Scene) -> None:
+    """Another one has the lease and tells it: a number that stands still would be an event that nobody takes."""
+    scene.ops.status = 503
+    scene.park()
+    webhooks = scene.bridge._bridge._node.webhooks  # as /metrics reads it
+    assert webhooks.waiting.keys() == {"ops"}
+    later_ms = scene.bridge.clock.now_ms() + 3_600_000
+    taken = sa.update(leases).where(leases.c.name == "webhooks").values(owner="other", until_ms=later_ms)
+    scene.bridge.sql(lambda conn: conn.execute(taken))
+    scene.bridge.pass_ms(4_000)  # then nobody has renewed it
+    assert webhooks.waiting == {}
 
 
 @pytest.mark.parametrize(
