@@ -294,12 +294,13 @@ _NOTHING = EndpointHealth(Endpoint(""))  # rounds without an endpoint, and fetch
 
 
 def render_group(health: GroupHealth, now_ms: int) -> GroupAnswer:
-    """A group; ages at `now_ms`."""
+    """A group; ages at `now_ms`. Endpoints that left are not shown: who reads a group puts it with those it has."""
     group = health.group
+    known = {endpoint.url for endpoint in group.endpoints}
     unnamed = next((endpoint for endpoint in health.endpoints if not endpoint.endpoint.url), _NOTHING)
     return GroupAnswer(
         name=group.name,
-        endpoints=[_render_health(endpoint) for endpoint in health.endpoints if endpoint.endpoint.url],
+        endpoints=[_render_health(one) for one in health.endpoints if one.endpoint.url in known],
         check=render_settings(group.settings),
         accept_prepares=group.settings.accepts_prepares,
         checks_paused=group.settings.pauses_checks,

@@ -1,11 +1,13 @@
 """Producer groups over HTTP."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.live_server import LiveServer
 from tests.support.problems import check_problem, named_places
+from tests.support.whole_bridge import WholeBridge
 
 PATH = "/v1/producer-groups/orders"
 URL = {"url": "https://orders.example.com/check"}
@@ -206,3 +208,20 @@ async def test_lease_needs_a_group_and_a_url_that_may_be_called(live: LiveServer
     assert named_places(check_problem(inward, 422, "callback-url-forbidden")) == {"/url"}
     missing = await live.client.delete(f"{PATH}/endpoints")
     assert named_places(check_problem(missing, 422, "invalid-request")) == {"?url"}
+
+
+def test_endpoint_that_left_is_none_of_the_group(tmp_path: Path) -> None:
+    """`group set` puts the endpoints that it reads: those of long ago, of which results are kept, would be asked again,
+    and `doctor` would find them broken for ever."""
+    old, new = "https://old.example/check", "https://new.example/check"
+    path, fast = "/v1/producer-groups/shop", {"transaction_timeout_seconds": 1, "interval_seconds": 1}
+    with WholeBridge(tmp_path, {"orders": 1}) as bridge:
+        bridge.call("PUT", path, {"endpoints": [{"url": old}], "check": fast})
+        bridge.call("POST", "/v1/transactions", {"producer_group": "shop", "messages": [{"topic": "orders"}]})
+        bridge.pass_ms(60_000)
+        [shown] = bridge.call("GET", path).document["endpoints"]
+        assert (shown["url"], shown["unanswered"] > 0) == (old, True)
+        bridge.call("PUT", path, {"endpoints": [{"url": new}], "check": fast})
+        bridge.pass_ms(60_000)
+        for group in (bridge.call("GET", path).document, *bridge.call("GET", path[:-5]).document["producer_groups"]):
+            assert [endpoint["url"] for endpoint in group["endpoints"]] == [new]
