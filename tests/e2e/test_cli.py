@@ -32,8 +32,8 @@ def command(dev: DevProcess, tmp_path: Path, *arguments: str, code: int = 0) -> 
     return done.stdout
 
 
-def prepare(dev: DevProcess, key: str, group: str = "cli") -> str:
-    body = {"producer_group": group, "messages": [{"topic": TOPIC, "key": key, "value": {"key": key}}]}
+def prepare(dev: DevProcess, key: str, group: str = "cli", **more: object) -> str:
+    body = {"producer_group": group, "messages": [{"topic": TOPIC, "key": key, "value": {"key": key}}], **more}
     answer = httpx2.post(f"{dev.url}/v1/transactions", json=body, timeout=30)
     assert answer.status_code == 201, answer.text
     return str(answer.json()["transaction_id"])
@@ -311,7 +311,7 @@ def test_repair_shows_then_sends_and_writes_down(dev: DevProcess, tmp_path: Path
 
 def test_repair_goes_on_behind_what_is_refused(dev: DevProcess, tmp_path: Path, run_folder: Path) -> None:
     """One transaction that nobody knows any more does not keep the others from being repaired."""
-    undecided = prepare(dev, "behind")
+    undecided = prepare(dev, "behind", check_immunity_seconds=3_600)
     propose(run_folder, "0" * 28, "check", None)
     propose(run_folder, undecided, "check", None)
     propose(run_folder, undecided, "force", {"resolution": "ROLLBACK", "reason": "reconciliation: 60 s ago"})

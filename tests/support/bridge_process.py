@@ -36,7 +36,7 @@ _LATER_SETTINGS = {  # which the release before does not know
 }
 
 
-def wait_until(what: Callable[[], Any], seconds: float = 30.0, name: str = "condition") -> Any:
+def wait_until(what: Callable[[], Any], seconds: float = 60.0, name: str = "condition") -> Any:
     """The first true value of `what`, asked often; fails after `seconds`."""
     end = time.monotonic() + seconds
     while True:
