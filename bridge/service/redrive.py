@@ -250,9 +250,8 @@ class RedriveLoop:
         self._config = config or RedriveConfig()
         self._watch = LeaseWatch(self._config.lease_ms)
         self._done: tuple[str, set[str]] = ("", set())  # a job, and what of its page need not be done again
-        self._unkept: RedriveJob | None = (
-            None  # after a step: what was acted on is not found again, so only this counts
-        )
+        # after a step: what was acted on is not found again, so only this counts
+        self._unkept: RedriveJob | None = None
 
     async def run_forever(self) -> None:
         """Until cancelled."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -100,16 +101,24 @@ async def test_refusal_needs_no_parser_and_no_task(tmp_path: Path, monkeypatch: 
         assert (live.server._traffic.in_flight, live.server._traffic.budget.used) == (0, 0)
 
 
+async def open_stream(
+    live: LiveServer, headers: Mapping[str, str]
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A batch whose lines follow in chunks."""
+    reader, writer = await asyncio.open_connection(HOST, live.port)
+    writer.write(b"POST /v1/transactions/batch HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n")
+    writer.write(f"Authorization: {headers['Authorization']}\r\n".encode())
+    writer.write(b"Content-Type: application/x-ndjson\r\n\r\n")
+    return reader, writer
+
+
 @pytest.mark.parametrize("config", [QuotaConfig(requests_per_s=1), QuotaConfig(bytes_per_s=len(LINE))])
 async def test_stream_waits_for_its_quota(config: QuotaConfig, tmp_path: Path) -> None:
     """Else whoever has one would send everything in one. Nothing of it is refused, and others are served meanwhile."""
     access, headers = await make_server_access(tmp_path)
     services = replace(make_services(FakeTransactions()), access=access, limits=HttpLimits(quotas=config))
     async with serve(services) as live:
-        reader, writer = await asyncio.open_connection(HOST, live.port)
-        writer.write(b"POST /v1/transactions/batch HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n")
-        writer.write(f"Authorization: {headers['greedy']['Authorization']}\r\n".encode())
-        writer.write(b"Content-Type: application/x-ndjson\r\n\r\n")
+        reader, writer = await open_stream(live, headers["greedy"])
         began_s = asyncio.get_running_loop().time()
         for _ in range(4):
             writer.write(b"%x\r\n%b\r\n" % (len(LINE), LINE))
@@ -126,10 +135,7 @@ async def test_stream_waits_for_its_quota_wherever_its_pieces_end(tmp_path: Path
     limits = HttpLimits(quotas=QuotaConfig(requests_per_s=1), receive_s=0.5)
     services = replace(make_services(FakeTransactions()), access=access, limits=limits)
     async with serve(services) as live:
-        reader, writer = await asyncio.open_connection(HOST, live.port)
-        writer.write(b"POST /v1/transactions/batch HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n")
-        writer.write(f"Authorization: {headers['greedy']['Authorization']}\r\n".encode())
-        writer.write(b"Content-Type: application/x-ndjson\r\n\r\n")
+        reader, writer = await open_stream(live, headers["greedy"])
         began_s = asyncio.get_running_loop().time()
         text = LINE * 5
         cuts = [0, *[len(LINE) * n + 5 for n in range(1, 5)], len(text)]
