@@ -14,6 +14,7 @@ from typing import NamedTuple
 import httpx2
 import sqlalchemy as sa
 
+from bridge.sql.search import recount_pending
 from bridge.sql.tables import transaction_keys, transactions
 from tests.support.bridge_process import Bridge, BridgeProcess, create_topics, wait_until
 from tests.support.broker import running_broker
@@ -98,6 +99,7 @@ def fill(database_url: str, count: int, pending: int = _PENDING, parked: int = _
         for group in range(_GROUPS):
             counts = f"'group-{group}', {prepared}, {prepared - pending - parked}, 0, 0, {parked}, 0"
             conn.execute(sa.text(f"INSERT INTO group_counts VALUES ({counts})"))
+        recount_pending(conn)
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
         conn.execute(sa.text("ANALYZE"))  # as autovacuum would
     engine.dispose()

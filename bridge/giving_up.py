@@ -22,6 +22,7 @@ from bridge.core.record_codec import decode_record
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import TransactionState
 from bridge.sql.access import ActEntry, record_act
+from bridge.sql.bulk import allow_long_statements
 from bridge.sql.engine import Database
 from bridge.sql.identity import (
     GIVE_UP,
@@ -38,7 +39,6 @@ from bridge.sql.identity import (
     record_identity,
     store_halt,
 )
-from bridge.sql.projection import allow_long_statements
 from bridge.sql.rows import AppliedPosition, read_position
 from bridge.store.message_store import MessageStore, OwnerStore, TopicAdmin
 from bridge.store.op_topic import find_position, read_range, write_position

@@ -19,6 +19,7 @@ from bridge.core.errors import ConfigError, QueueHalted, SqlUnavailable, StoreEr
 from bridge.core.message import MessageQueue
 from bridge.core.topics import InternalTopics
 from bridge.fault_points import FaultPoint, reach
+from bridge.sql.bulk import allow_long_statements
 from bridge.sql.chunking import Chunk, JournalBuffer, OpBuffer, Quarantined, next_chunk
 from bridge.sql.engine import Database
 from bridge.sql.fold import TimesOf
@@ -28,7 +29,6 @@ from bridge.sql.projection import (
     NotAsKnown,
     Orphan,
     PendingRows,
-    allow_long_statements,
     apply_chunk,
     clear_projection,
     forget_previous,
@@ -37,7 +37,7 @@ from bridge.sql.projection import (
     read_orphans,
 )
 from bridge.sql.rows import AppliedPosition, LogIdentity, read_position, read_positions
-from bridge.sql.search import GroupStats, read_stats
+from bridge.sql.search import GroupStats, read_stats, recount_pending
 from bridge.store.message_store import MessageStore, OwnerStore, QueueReader, TopicAdmin
 from bridge.store.op_topic import find_position
 
@@ -47,7 +47,7 @@ _DAY_MS = 86_400_000
 _REBUILD_STALL_MS = 60_000
 _OLDER = "the database is older than what Kafka keeps, run `outbox-bridge projection rebuild`"
 _REBUILD_REMEDY = "nothing was changed; see `outbox-bridge migrate --accept-identity`, then rebuild again"
-_CLEAR_TIMEOUT_MS = 600_000
+_LONG_TIMEOUT_MS = 600_000
 _KNOWN_PENDING = 100_000  # rows of all queues, some 250 bytes each, that need no look-up when they end
 _POSTGRES_WRITERS = 2  # half of the pool: readers are never kept out
 
@@ -323,6 +323,7 @@ class Projector:
             try:
                 if await self.hold_lease():
                     _LOG.info("projector_active", owner=self._owner)
+                    await self.ports.database.run(recount_pending, timeout_ms=_LONG_TIMEOUT_MS)
                     await self._work()
             except SqlUnavailable as error:
                 _LOG.warning("projector_waits", reason=str(error))
@@ -426,7 +427,7 @@ async def rebuild(projector: Projector, on_progress: Callable[[RebuildProgress],
     ports, topics, database = projector.ports, projector.topics, projector.ports.database
     await _check_topics(ports, topics)
     await _check_reachable(ports, topics, await _read_decided(ports, topics))
-    await database.run(clear_projection, timeout_ms=_CLEAR_TIMEOUT_MS)
+    await database.run(clear_projection, timeout_ms=_LONG_TIMEOUT_MS)
     reach(FaultPoint.REBUILD_CLEARED)
     wanted = await _read_decided(ports, topics)  # now: what was in the tables when they were emptied is below
     before, moved_ms = dict[int, int](), ports.clock.monotonic_ms()
@@ -438,7 +439,7 @@ async def rebuild(projector: Projector, on_progress: Callable[[RebuildProgress],
         if all(applied[queue_id] >= s for queue_id, s in wanted.items()):
             reach(FaultPoint.REBUILD_READ)
             conclude = partial(_conclude, wanted=wanted, now_ms=ports.clock.now_ms())
-            if (verdict := await database.run(conclude, timeout_ms=_CLEAR_TIMEOUT_MS)) is not None:
+            if (verdict := await database.run(conclude, timeout_ms=_LONG_TIMEOUT_MS)) is not None:
                 return verdict
         if applied != before or result.chunks:
             before, moved_ms = applied, ports.clock.monotonic_ms()

@@ -22,7 +22,7 @@ from bridge.service.replies import OpFollower
 from bridge.sql.access import ActEntry, read_audit
 from bridge.sql.engine import Database, MalformedCursor
 from bridge.sql.identity import find_losses
-from bridge.sql.search import Histogram, TopicActivity, count_ages, find_last_published, read_topics, restrict_stats
+from bridge.sql.search import TopicActivity, find_last_published, read_topics, restrict_stats
 from bridge.sql.transactions import (
     AppliedPosition,
     ProjectionStats,
@@ -281,8 +281,6 @@ def refuse_read(currency: Freshness, transaction_id: str | None = None) -> Refus
 
 MAX_PAGE = 500
 _STATS_AGE_MS = 1_000
-_QUICK_MS = 50
-_AGES_SHARE = 50  # of the time, one part at most is spent on counting ages
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,14 +308,6 @@ class BridgeStats:
     now_ms: int
 
 
-class _Ages(NamedTuple):
-    """Histograms by producer group, when they were counted by the monotonic clock, and how long that took."""
-
-    histograms: Mapping[str, Histogram]
-    counted_ms: int
-    took_ms: int
-
-
 class SearchService:
     """Reads that may be a moment old; none waits for the projection."""
 
@@ -328,8 +318,6 @@ class SearchService:
         self._lags = lags
         self._stats: tuple[int, BridgeStats] | None = None
         self._reading: asyncio.Task[BridgeStats | Refused] | None = None
-        self._ages = _Ages({}, 0, 0)
-        self._counting: asyncio.Task[None] | None = None
 
     async def search(self, wanted: SearchFilter, limit: int, cursor: str | None = None) -> TransactionList | Refused:
         """A page of transactions."""
@@ -378,35 +366,9 @@ class SearchService:
 
     async def _read_stats(self) -> BridgeStats:
         now_ms = self._kafka_time.now_ms() or self._clock.now_ms()
-        known = self._ages
-
-        def read(connection: Any) -> tuple[_Ages, ProjectionStats, dict[int, AppliedPosition]]:  # noqa: ANN401
-            ages = self._count_ages(connection, now_ms) if known.took_ms <= _QUICK_MS else known
-            return ages, read_stats(connection, now_ms, ages.histograms), read_positions(connection)
-
-        ages, stats, positions = await self._database.read(read)
-        if ages is known:
-            self._count_later(now_ms)
-        else:
-            self._ages = ages
+        stats, positions = await self._database.read(lambda c: (read_stats(c, now_ms), read_positions(c)))
         lag = await self._lags.read({queue_id: position.s for queue_id, position in positions.items()})
         return BridgeStats(stats, lag, now_ms)
-
-    def _count_ages(self, connection: Any, now_ms: int) -> _Ages:  # noqa: ANN401
-        begin_ms = self._clock.monotonic_ms()
-        histograms = count_ages(connection, now_ms)
-        end_ms = self._clock.monotonic_ms()
-        return _Ages(histograms, end_ms, end_ms - begin_ms)
-
-    def _count_later(self, now_ms: int) -> None:
-        """Ages of so many that nobody should wait for them are counted beside, for the next who asks."""
-        is_due = self._clock.monotonic_ms() - self._ages.counted_ms >= _AGES_SHARE * self._ages.took_ms
-        if is_due and (self._counting is None or self._counting.done()):
-            self._counting = asyncio.ensure_future(self._recount(now_ms))
-            self._counting.add_done_callback(take_error)
-
-    async def _recount(self, now_ms: int) -> None:
-        self._ages = await self._database.read(lambda connection: self._count_ages(connection, now_ms))
 
 
 async def read_page(database: Database, work: Callable[[Any], T]) -> T | Refused:

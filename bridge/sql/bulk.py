@@ -95,10 +95,11 @@ def _update_together(
 
 
 def add_rows(conn: Connection, table: sa.Table, columns: Sequence[str], rows: Rows) -> None:
-    """Adds numbers to the rows with the same keys, the first of `columns`; makes those that are not there yet."""
+    """Adds numbers to the rows with the same primary key, which comes first in `columns`; makes those there are not."""
     if rows:
         mark = "?" if conn.dialect.name == "sqlite" else "%s"
-        conn.exec_driver_sql(_add(table.name, tuple(columns), mark), list(rows))
+        keys = len(table.primary_key.columns)
+        conn.exec_driver_sql(_add(table.name, tuple(columns[:keys]), tuple(columns[keys:]), mark), list(rows))
 
 
 def select_many(
@@ -130,6 +131,12 @@ def move_version(conn: Connection, table: sa.Table) -> None:
     conn.execute(upsert.on_conflict_do_update(index_elements=["id"], set_={"version": table.c.version + step}))
 
 
+def allow_long_statements(conn: Connection) -> None:
+    """Millions of rows at once take longer than any statement of a service may."""
+    if conn.dialect.name == "postgresql":
+        conn.exec_driver_sql("SET LOCAL statement_timeout = 0")
+
+
 def _names(columns: Sequence[str]) -> str:
     return ", ".join([f'"{name}"' for name in columns])
 
@@ -151,9 +158,9 @@ def _insert(
 
 
 @lru_cache
-def _add(table: str, columns: tuple[str, ...], mark: str) -> str:
-    sums = ", ".join([f'"{name}" = {table}."{name}" + excluded."{name}"' for name in columns[1:]])
-    return f'{_insert(table, columns, mark)} ON CONFLICT ("{columns[0]}") DO UPDATE SET {sums}'
+def _add(table: str, keys: tuple[str, ...], numbers: tuple[str, ...], mark: str) -> str:
+    sums = ", ".join([f'"{name}" = {table}."{name}" + excluded."{name}"' for name in numbers])
+    return f"{_insert(table, (*keys, *numbers), mark)} ON CONFLICT ({_names(keys)}) DO UPDATE SET {sums}"
 
 
 @lru_cache

@@ -5,6 +5,7 @@ same however the entries are cut into chunks, as long as those of each topic com
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ from bridge.sql.rows import (
 )
 
 TimesOf = Callable[[str], CheckTimes]
+PendingSince = tuple[str, int]  # group, second in which the half message was appended
 
 JOURNAL, OP = 0, 1  # sources of timeline events
 _WORD_OF = {Source.PRODUCER: "producer", Source.CHECK: "check", Source.OPERATOR: "operator"}
@@ -80,6 +82,7 @@ class Fold:
         self.events: list[EventRow] = []
         self.answered: dict[tuple[str, str], Answered] = {}
         self.counts: dict[str, list[int]] = {}
+        self.pending = Counter[PendingSince]()
         self.quarantined: list[tuple[int, str]] = []
         self._queue_id = queue_id
         self._times_of = times_of
@@ -133,8 +136,9 @@ class Fold:
 
     def _begin_again(self, row: ProjectedRow, t: Transaction) -> None:
         """The id was prepared again after everybody had forgotten it: another transaction, counted as one."""
-        self._count(row)
-        row.was = None
+        if row.state != PREPARED:  # else its end is not known, and the other takes its place
+            self._count(row)
+            row.was = None
         row.queue_offset, row.appended_ms = t.half, t.appended_ms
         row.state, row.blocked, row.why, row.published_ms, row.abandoned_ms = PREPARED, 0, None, None, None
 
@@ -221,9 +225,21 @@ class Fold:
         if row.was is None:
             counts[0] += 1
         else:
-            _add(counts, row.was, -1)
-        _add(counts, now, 1)
+            self._add(row.producer_group, row.was, -1)
+        self._add(row.producer_group, now, 1)
         row.was = now
+
+    def _add(self, group: str, counted: Counted, sign: int) -> None:
+        if counted.pending_since_ms is not None:
+            self.pending[group, counted.pending_since_ms // 1000] += sign
+        place = _PLACE.get(counted.state)
+        if place is not None:
+            counts = self.counts[group]
+            counts[place] += sign
+            if counted.blocked:
+                counts[2] += sign
+            if counted.abandoned:
+                counts[5] += sign
 
 
 def _is_repeat(row: ProjectedRow, entry: OpEntry) -> bool:
@@ -244,16 +260,6 @@ _PLACE = {
     TransactionState.ROLLED_BACK.value: 3,
     TransactionState.PARKED.value: 4,
 }
-
-
-def _add(counts: list[int], counted: Counted, sign: int) -> None:
-    place = _PLACE.get(counted.state)
-    if place is not None:
-        counts[place] += sign
-        if counted.blocked:
-            counts[2] += sign
-        if counted.abandoned:
-            counts[5] += sign
 
 
 def _describe(row: ProjectedRow, entry: HalfEntry, times: CheckTimes) -> None:

@@ -21,7 +21,7 @@ from bridge.sql.at_rest import cipher_of, load_bridge_key, seal_bridge_key
 from bridge.sql.bulk import make_upsert
 from bridge.sql.engine import Database
 from bridge.sql.rows import AppliedPosition, LogIdentity, begin_position
-from bridge.sql.search import chunks
+from bridge.sql.search import chunks, recount_pending
 from bridge.sql.tables import (
     audit,
     bridge_keys,
@@ -261,6 +261,7 @@ def _forget(conn: Connection, is_given_up: sa.ColumnElement[bool]) -> None:
     for table in (transaction_keys, timeline_events):
         conn.execute(sa.delete(table).where(table.c.id.in_(ids)))
     conn.execute(sa.delete(transactions).where(is_given_up))
+    recount_pending(conn)
 
 
 def _correct_counts(conn: Connection, is_here: sa.ColumnElement[bool]) -> None:

@@ -1,5 +1,6 @@
 """Writes of the projection: chunks and positions in one SQL transaction, purging, rebuilding."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -12,9 +13,9 @@ from sqlalchemy.exc import IntegrityError
 from bridge.core.check_rules import CheckTimes, first_check_ms
 from bridge.core.transaction import TransactionState
 from bridge.fault_points import FaultPoint, reach
-from bridge.sql.bulk import add_rows, insert_rows, make_upsert, select_many, update_rows
+from bridge.sql.bulk import add_rows, allow_long_statements, insert_rows, make_upsert, select_many, update_rows
 from bridge.sql.chunking import Chunk, CommitEntry, HalfEntry
-from bridge.sql.fold import COUNTS, EventRow, Fold, KeyRow, TimesOf
+from bridge.sql.fold import COUNTS, EventRow, Fold, KeyRow, PendingSince, TimesOf
 from bridge.sql.rows import (
     ALL_COLUMNS,
     HALF_COLUMNS,
@@ -32,10 +33,11 @@ from bridge.sql.rows import (
     move_position,
     state_values,
 )
-from bridge.sql.search import chunks
+from bridge.sql.search import add_pending, chunks
 from bridge.sql.tables import (
     check_results,
     group_counts,
+    pending_ages,
     projection_positions,
     projection_previous,
     pull_checks,
@@ -108,8 +110,8 @@ class GroupTotals:
 class UsualStories:
     """Rows in the order of their shapes' columns, and what goes with them.
 
-    `totals`: by group. `pending`: the rows of `prepared`. `rest`: the other stories, whole.
-    Without `pending` no story is usual.
+    `totals`: by group. `pending`: the rows of `prepared`. `pending_since`: how many more are pending since when.
+    `rest`: the other stories, whole. Without `pending` no story is usual.
     """
 
     def __init__(self, chunk: Chunk, pending: PendingRows | None, times_of: TimesOf) -> None:
@@ -119,6 +121,7 @@ class UsualStories:
         self.keys: list[tuple[Any, ...]] = []
         self.totals: dict[str, GroupTotals] = {}
         self.pending: dict[str, PendingRow] = {}
+        self.pending_since = Counter[PendingSince]()
         self._queue_id = chunk.queue_id
         self._times_of = times_of
         self.rest = chunk if pending is None else self._tell(chunk, pending)
@@ -155,6 +158,7 @@ class UsualStories:
                  stored_ms, first_ms)
             )  # fmt: skip
             self.pending[transaction_id] = PendingRow(offset, stored_ms, group)
+            self.pending_since[group, stored_ms // 1000] += 1
         else:
             self.committed.append(
                 (row_id, transaction_id, group, queue_id, stored_ms, born_ms, first_ms, messages, offset, commit.at,
@@ -166,6 +170,7 @@ class UsualStories:
         row_id = make_row_id(self._queue_id, row.offset)
         self.ended.append((commit.at, commit.ended_ms, commit.stored_ms, commit.receipts, row_id))
         self._totals_of(row.group).committed += 1
+        self.pending_since[row.group, row.appended_ms // 1000] -= 1
 
     def _totals_of(self, group: str) -> GroupTotals:
         totals = self.totals.get(group)
@@ -278,6 +283,8 @@ def _write_counts(conn: Connection, fold: Fold, usual: UsualStories) -> None:
         counts[1] += totals.committed
     rows = [(group, *counts) for group, counts in sorted(fold.counts.items()) if any(counts)]
     add_rows(conn, group_counts, ("producer_group", *COUNTS), rows)
+    usual.pending_since.update(fold.pending)
+    add_pending(conn, usual.pending_since)
 
 
 def _write_answers(conn: Connection, fold: Fold) -> None:
@@ -365,7 +372,7 @@ def clear_projection(conn: Connection) -> None:
     known = sa.select(_T.transaction_id, _T.producer_group, _T.state)
     known = known.where(~sa.exists().where(_PREVIOUS.transaction_id == _T.transaction_id))
     conn.execute(sa.insert(projection_previous).from_select(["transaction_id", "producer_group", "state"], known))
-    for table in (transactions, transaction_keys, timeline_events, group_counts):
+    for table in (transactions, transaction_keys, timeline_events, group_counts, pending_ages):
         conn.execute(sa.delete(table))
     conn.execute(sa.update(check_results).values(answered=0, last_answered_ms=None, last_latency_ms=None))
 
@@ -387,9 +394,3 @@ def read_orphans(conn: Connection, limit: int) -> tuple[int, list[Orphan]]:
 def forget_previous(conn: Connection) -> None:
     """The rebuild is over."""
     conn.execute(sa.delete(projection_previous))
-
-
-def allow_long_statements(conn: Connection) -> None:
-    """Millions of rows at once take longer than any statement of a service may."""
-    if conn.dialect.name == "postgresql":
-        conn.exec_driver_sql("SET LOCAL statement_timeout = 0")

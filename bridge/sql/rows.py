@@ -221,15 +221,17 @@ PREPARED = TransactionState.PREPARED.value
 
 
 class Counted(NamedTuple):
-    """What a transaction is counted as."""
+    """What a transaction is counted as. `pending_since_ms`: when its half message was appended, None
+    if it is pending no more."""
 
     state: str
     blocked: int
     abandoned: bool
+    pending_since_ms: int | None = None
 
 
 class ProjectedRow:
-    """Columns as attributes. `was`: state, blocked and abandoned as they are counted, None if not at all."""
+    """Columns as attributes. `was`: as it is counted, None if not at all."""
 
     __slots__ = (*ALL_COLUMNS, "is_new", "was")
 
@@ -302,7 +304,8 @@ def load_row(values: Iterable[Any]) -> ProjectedRow:
 
 def counted_as(row: ProjectedRow) -> Counted:
     """How a row is counted now."""
-    return Counted(row.state, row.blocked, row.abandoned_ms is not None)
+    pending_since_ms = row.appended_ms if row.state == PREPARED else None
+    return Counted(row.state, row.blocked, row.abandoned_ms is not None, pending_since_ms)
 
 
 all_values = attrgetter(*ALL_COLUMNS)

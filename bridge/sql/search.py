@@ -1,17 +1,19 @@
 """Lists and counts of transactions. Every combination of filters is led by an index; nothing counts ended ones."""
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import pairwise, product
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from bridge.core.transaction import TransactionState, TransactionView
+from bridge.sql.bulk import add_rows, allow_long_statements
 from bridge.sql.rows import PageKey, decode_cursor, encode_cursor, make_row_id, make_search_key, make_view, select_views
-from bridge.sql.tables import group_counts, transaction_keys, transactions
+from bridge.sql.tables import group_counts, pending_ages, transaction_keys, transactions
 
 # --- pages of transactions, newest born first. Every combination of filters is led by an index ---
 
@@ -246,6 +248,7 @@ def read_without_body(conn: Connection, begins: Mapping[int, int], most: int) ->
     return found
 
 
+_IS_PENDING = sa.text("state = 'PREPARED'")
 _COUNTED_GROUP = group_counts.c.producer_group
 
 Histogram = Sequence[tuple[int | None, int]]
@@ -284,9 +287,9 @@ class ProjectionStats:
     groups: Mapping[str, GroupStats] = field(default_factory=dict)
 
 
-def read_stats(conn: Connection, now_ms: int, ages: Mapping[str, Histogram] | None = None) -> ProjectionStats:
-    """Counts as applied. `ages`: of pending transactions, as they were counted last; else they are counted now."""
-    groups = _read_groups(conn, count_ages(conn, now_ms) if ages is None else ages)
+def read_stats(conn: Connection, now_ms: int) -> ProjectionStats:
+    """Counts as applied."""
+    groups = _read_groups(conn, now_ms)
     return ProjectionStats(_add_up(groups.values()), groups)
 
 
@@ -298,13 +301,12 @@ def restrict_stats(stats: ProjectionStats, is_visible: Callable[[str], bool]) ->
 
 def read_group_stats(conn: Connection, group: str, now_ms: int) -> GroupStats:
     """Counts of one group; zeros if it never prepared anything."""
-    return _read_groups(conn, count_ages(conn, now_ms, group), group).get(group, GroupStats(age_histogram=_EMPTY))
+    return _read_groups(conn, now_ms, group).get(group, GroupStats(age_histogram=_EMPTY))
 
 
-def _read_groups(conn: Connection, ages: Mapping[str, Histogram], group: str | None = None) -> dict[str, GroupStats]:
-    oldest = sa.select(sa.func.min(_T.appended_ms)).where(
-        sa.text("state = 'PREPARED'"), _T.producer_group == _COUNTED_GROUP
-    )
+def _read_groups(conn: Connection, now_ms: int, group: str | None = None) -> dict[str, GroupStats]:
+    ages = count_ages(conn, now_ms, group)
+    oldest = sa.select(sa.func.min(_T.appended_ms)).where(_IS_PENDING, _T.producer_group == _COUNTED_GROUP)
     query = sa.select(group_counts, oldest.scalar_subquery().label("oldest_ms")).order_by(_COUNTED_GROUP)
     if group is not None:
         query = query.where(group_counts.c.producer_group == group)
@@ -318,26 +320,6 @@ def _read_groups(conn: Connection, ages: Mapping[str, Histogram], group: str | N
 
 
 _EMPTY = tuple((bound, 0) for bound in (*AGE_BOUNDS_S, None))
-
-
-def count_ages(conn: Connection, now_ms: int, group: str | None = None) -> dict[str, Histogram]:
-    """Ages at `now_ms` of each group's pending transactions: one pass over their index."""
-    bucket = sa.case(
-        *[(_T.appended_ms >= now_ms - bound * 1000, place) for place, bound in enumerate(AGE_BOUNDS_S)],
-        else_=len(AGE_BOUNDS_S),
-    )
-    query = (
-        sa.select(_T.producer_group, bucket.label("bucket"), sa.func.count())
-        .where(sa.text("state = 'PREPARED'"))
-        .group_by(_T.producer_group, sa.text("bucket"))
-    )
-    if group is not None:
-        query = query.where(_T.producer_group == group)
-    counts: dict[str, list[int]] = {}
-    for name, place, count in conn.execute(query):
-        counts.setdefault(name, [0] * len(_EMPTY))[place] = count
-    bounds = (*AGE_BOUNDS_S, None)
-    return {name: tuple(zip(bounds, numbers, strict=True)) for name, numbers in counts.items()}
 
 
 def _add_up(groups: Collection[GroupStats]) -> GroupStats:
@@ -356,3 +338,83 @@ def _add_up(groups: Collection[GroupStats]) -> GroupStats:
         else _EMPTY,
         sum(stats.abandoned for stats in groups),
     )
+
+
+# --- ages of pending transactions: running totals of when their half messages were appended, in seconds, minutes and
+# hours. Any stretch of time is some whole hours, with some minutes and seconds at both ends: however many are pending,
+# their ages are the sums of some hundred rows ---
+
+_A = pending_ages.c
+_SPANS_S = (1, 60, 3_600)
+_CELL = ("span_s", "begin_s", "producer_group")
+_FAR_S = 3_600 << 30  # farther than any time, in both directions
+
+
+def add_pending(conn: Connection, deltas: Mapping[tuple[str, int], int]) -> None:
+    """Adds to how many are pending, by group and the second in which their half message was appended."""
+    cells = Counter[tuple[int, int, str]]()
+    for (group, second), count in deltas.items():
+        if count:
+            for span in _SPANS_S:
+                cells[span, second - second % span, group] += count
+    # in one order, so that two queues' SQL transactions never wait for each other in a circle
+    rows = [(*cell, count) for cell, count in sorted(cells.items()) if count]
+    add_rows(conn, pending_ages, (*_CELL, "pending"), rows)
+    if fewer := [dict(zip(_CELL, row[:3], strict=True)) for row in rows if row[3] < 0]:
+        is_cell = sa.and_(*[_A[name] == sa.bindparam(name) for name in _CELL])
+        conn.execute(sa.delete(pending_ages).where(is_cell, _A.pending == 0), fewer)
+
+
+def recount_pending(conn: Connection) -> None:
+    """Makes the totals anew from the transactions: a projector that knew nothing of them may have been at work."""
+    allow_long_statements(conn)
+    if conn.dialect.name == "postgresql":  # whoever has changed transactions has added them, or adds them afterwards
+        conn.exec_driver_sql(f"LOCK TABLE {pending_ages.name} IN SHARE ROW EXCLUSIVE MODE")
+    conn.execute(sa.delete(pending_ages))
+    second = _T.appended_ms // 1000
+    rows = sa.select(sa.literal(1), second, _T.producer_group, sa.func.count()).where(_IS_PENDING)
+    conn.execute(sa.insert(pending_ages).from_select([*_CELL, "pending"], rows.group_by(second, _T.producer_group)))
+    for shorter, span in pairwise(_SPANS_S):
+        begin = _A.begin_s - _A.begin_s % span
+        rows = sa.select(sa.literal(span), begin, _A.producer_group, sa.func.sum(_A.pending)).where(
+            _A.span_s == shorter
+        )
+        conn.execute(sa.insert(pending_ages).from_select([*_CELL, "pending"], rows.group_by(begin, _A.producer_group)))
+
+
+def count_ages(conn: Connection, now_ms: int, group: str | None = None) -> dict[str, Histogram]:
+    """Ages at `now_ms` of each group's pending transactions, in whole seconds."""
+    columns = (sa.column(name, sa.BigInteger()) for name in ("place", "span_s", "from_s", "to_s"))
+    stretches = sa.values(*columns, name="stretches").data(list(_divide(now_ms // 1000))).cte()
+    s = stretches.c
+    is_within = sa.and_(_A.span_s == s.span_s, _A.begin_s >= s.from_s, _A.begin_s < s.to_s)
+    query = sa.select(_A.producer_group, s.place, sa.func.sum(_A.pending)).join_from(stretches, pending_ages, is_within)
+    query = query.group_by(_A.producer_group, s.place)
+    if group is not None:
+        query = query.where(_A.producer_group == group)
+    counts: dict[str, list[int]] = {}
+    for name, place, count in conn.execute(query):
+        counts.setdefault(name, [0] * len(_EMPTY))[place] = int(count)
+    bounds = (*AGE_BOUNDS_S, None)
+    return {name: tuple(zip(bounds, numbers, strict=True)) for name, numbers in counts.items()}
+
+
+def _divide(now_s: int) -> Iterator[tuple[int, int, int, int]]:
+    """Place in the histogram, span, begin and end: the rows that together hold who is of an age."""
+    end_s = _FAR_S
+    for place, bound in enumerate((*AGE_BOUNDS_S, None)):
+        begin_s = -_FAR_S if bound is None else now_s - bound
+        yield from [(place, *stretch) for stretch in cover(begin_s, end_s)]
+        end_s = begin_s
+
+
+def cover(begin_s: int, end_s: int) -> Iterator[tuple[int, int, int]]:
+    """Span, begin and end of what makes up a stretch of time: the longest spans in the middle, shorter ones around."""
+    for span, longer in pairwise(_SPANS_S):
+        first, last = -(-begin_s // longer) * longer, end_s // longer * longer
+        if first >= last:
+            yield span, begin_s, end_s
+            return
+        yield from [(span, *part) for part in ((begin_s, first), (last, end_s)) if part[0] < part[1]]
+        begin_s, end_s = first, last
+    yield _SPANS_S[-1], begin_s, end_s

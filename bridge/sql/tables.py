@@ -296,6 +296,18 @@ group_counts = sa.Table(
     sa.Column("abandoned", sa.BigInteger(), server_default="0", nullable=False),
 )
 
+# Pending transactions by when their half message was appended, in spans of a second, a minute and an hour: running
+# totals, so that nobody counts rows to tell ages.
+pending_ages = sa.Table(
+    "pending_ages",
+    metadata,
+    sa.Column("span_s", sa.Integer(), primary_key=True),
+    sa.Column("begin_s", sa.BigInteger(), primary_key=True),
+    sa.Column("producer_group", sa.Text(), primary_key=True),
+    _int("pending"),
+    sqlite_with_rowid=False,
+)
+
 # What the projection held before a rebuild, to name afterwards what Kafka does not know.
 projection_previous = sa.Table(
     "projection_previous",

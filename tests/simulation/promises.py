@@ -369,10 +369,12 @@ def _conserved(evidence: Evidence) -> Iterator[Violation]:
         found = None
         if counted is not None:
             c = counted
-            found = (c.committed, c.blocked, c.abandoned, c.rolled_back, c.parked, c.pending)
-        wanted = (states[_COMMITTED], blocked, given_up, states[_ROLLED_BACK], states[_PARKED], 0)
+            ages = sum(count for _, count in c.age_histogram)
+            found = (c.committed, c.blocked, c.abandoned, c.rolled_back, c.parked, c.pending, ages)
+        wanted = (states[_COMMITTED], blocked, given_up, states[_ROLLED_BACK], states[_PARKED], 0, 0)
         if found != wanted:
-            what = f"committed, blocked, abandoned, rolled back, parked, pending are counted {found}, not {wanted}"
+            names = "committed, blocked, abandoned, rolled back, parked, pending, of an age"
+            what = f"{names} are counted {found}, not {wanted}"
             yield Violation("C", group, what)
 
 

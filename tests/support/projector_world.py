@@ -24,13 +24,20 @@ from bridge.node import NodeConfig
 from bridge.projector import Projector, ProjectorConfig
 from bridge.sql.engine import InlineDatabase
 from bridge.sql.search import ProjectionStats, read_stats
-from bridge.sql.tables import check_results, group_counts, timeline_events, transaction_keys, transactions
+from bridge.sql.tables import (
+    check_results,
+    group_counts,
+    pending_ages,
+    timeline_events,
+    transaction_keys,
+    transactions,
+)
 from bridge.sql.transactions import find_transaction, read_timeline
 from tests.support.settler_world import SettlerWorld, make_settler_world
 
 T = TypeVar("T")
 
-PROJECTED = (transactions, transaction_keys, timeline_events, group_counts, check_results)
+PROJECTED = (transactions, transaction_keys, timeline_events, group_counts, pending_ages, check_results)
 
 
 class DatabaseThatFails(InlineDatabase):

@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from bridge.core.message import Message, MessageQueue
 from bridge.projector import ProjectorConfig
 from bridge.sql.projection import apply_chunk
-from bridge.sql.tables import leases, projection_positions
+from bridge.sql.tables import leases, pending_ages, projection_positions
 from tests.support.projector_world import DatabaseThatFails, ProjectorWorld, make_projector_world
 from tests.support.settler_world import make_settler_world
 
@@ -58,6 +58,32 @@ def test_standby_takes_over_when_the_active_one_dies(database_url: str) -> None:
 
     world.run(story())
     assert (world.stats().total.prepared, committed(world)) == (1, 1)
+
+
+def test_ages_are_made_anew_by_who_takes_over(database_url: str) -> None:
+    """An older release that was at work, as in an upgrade, kept none of them."""
+    world = make_projector_world(database_url)
+
+    def ages() -> list[int]:
+        return [count for _, count in world.stats().total.age_histogram if count]
+
+    async def story() -> None:
+        async with world.settlers.settling():
+            await world.settlers.prepare("a", of())
+            await world.settlers.prepare("b", of())
+            await world.catch_up()
+            world.query(lambda c: c.execute(sa.delete(pending_ages)))
+            await world.settlers.commit("a")
+            await world.catch_up()
+            assert ages() == [-1]
+            await world.projector.close()
+            running = asyncio.create_task(world.projector.run_forever())
+            await world.settlers.memory.clock.sleep_ms(1_000)
+            world.projector.stop()
+            await running
+            assert ages() == [1]
+
+    world.run(story())
 
 
 def test_standby_says_nothing_of_what_halted_before_another_took_over(make_sqlite_url: Callable[[], str]) -> None:

@@ -3,12 +3,19 @@
 import asyncio
 import json
 import threading
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from itertools import pairwise
+from operator import itemgetter
+from random import Random
 
 import pytest
 import pytest_asyncio
 import sqlalchemy as sa
+from hypothesis import given
+from hypothesis import strategies as st
 from sqlalchemy import Connection
 
 from bridge.core.check_rules import CheckTimes, GroupSettings
@@ -23,8 +30,8 @@ from bridge.sql.leases import LeaseWatch, release_lease, take_lease
 from bridge.sql.projection import clear_projection
 from bridge.sql.redrive import JobState, RedriveJob, advance_job, claim_job, create_job, find_job, list_jobs, stop_job
 from bridge.sql.rows import ALL_COLUMNS, AppliedPosition, LogIdentity, all_values, begin_position, make_row
-from bridge.sql.search import AGE_BOUNDS_S, read_stats
-from bridge.sql.tables import audit, endpoints, group_counts, processes, transactions
+from bridge.sql.search import AGE_BOUNDS_S, add_pending, count_ages, cover, read_stats, recount_pending
+from bridge.sql.tables import audit, endpoints, group_counts, pending_ages, processes, transactions
 from bridge.sql.transactions import find_many, read_positions, read_timeline
 from checker.call import sign_call
 from outbox.client.checks import SignatureVerifier
@@ -222,6 +229,7 @@ async def test_stats_come_by_group_with_ages_of_pending_ones(database: Database)
         insert_rows(conn, transactions, ALL_COLUMNS, [all_values(row) for row in rows])
         columns = ("producer_group", "prepared", "committed", "blocked", "rolled_back", "parked")
         insert_rows(conn, group_counts, columns, [("shop", 10, 3, 1, 2, 1), ("bank", 1, 0, 0, 0, 0)])
+        recount_pending(conn)
 
     await database.run(fill)
     stats = await database.read(lambda conn: read_stats(conn, now_ms))
@@ -231,6 +239,37 @@ async def test_stats_come_by_group_with_ages_of_pending_ones(database: Database)
     assert (stats.total.prepared, stats.total.pending, stats.total.oldest_pending_ms) == (11, 5, now_ms - 100_000_000)
     assert [bound for bound, _ in stats.total.age_histogram] == [*AGE_BOUNDS_S, None]
     assert sum(count for _, count in stats.total.age_histogram) == 5
+
+
+async def test_ages_are_told_without_counting(database: Database) -> None:
+    """However many come and go, and whenever they are asked for: sums of few rows, and none are left of those gone."""
+    random, asked_s = Random(5), (1_700_000_000, 1_700_000_007, 1_700_003_600, 1_700_086_399)
+    pending = [
+        (random.choice(["shop", "bank"]), 1_700_000_000 - int(random.expovariate(1 / scale)))
+        for scale in (3, 300, 30_000, 300_000)
+        for _ in range(100)
+    ]
+    for now_s in asked_s:
+        await database.run(lambda conn: add_pending(conn, Counter(pending)))
+        ages = await database.read(lambda conn, now=now_s: count_ages(conn, now * 1000 + 999))
+        for group, histogram in ages.items():
+            bounds = [bound for bound, _ in histogram if bound is not None]
+            places = [bisect_left(bounds, now_s - second) for name, second in pending if name == group]
+            assert [count for _, count in histogram] == [places.count(n) for n in range(len(bounds) + 1)]
+        await database.run(lambda conn: add_pending(conn, {key: -count for key, count in Counter(pending).items()}))
+        assert await database.read(lambda conn: count_ages(conn, 0)) == {}
+        assert await database.read(lambda conn: conn.execute(sa.select(pending_ages)).all()) == []
+
+
+@given(st.integers(-(10**6), 10**6), st.integers(0, 10**6))
+def test_any_stretch_of_time_is_five_rows_of_spans(begin_s: int, length_s: int) -> None:
+    """At most; one after the other without a gap, whole spans each."""
+    parts = sorted(cover(begin_s, begin_s + length_s), key=itemgetter(1, 2))
+    assert (parts[0][1], parts[-1][2]) == (begin_s, begin_s + length_s)
+    assert all(before[2] == after[1] for before, after in pairwise(parts))
+    assert all(first % span == last % span == 0 for span, first, last in parts)
+    assert all((last - first) // span < 120 for span, first, last in parts if span < 3_600)
+    assert len(parts) <= 5
 
 
 async def test_empty_stats_are_zeros(database: Database) -> None:

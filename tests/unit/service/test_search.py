@@ -2,18 +2,11 @@
 
 from pathlib import Path
 
-import pytest
-import sqlalchemy as sa
-from sqlalchemy import Connection
-
 from bridge.core.record import Resolution
 from bridge.core.transaction import TransactionState
-from bridge.node import Node
 from bridge.service.contract import EndCall, Prepared, RefusalCode, Refused
 from bridge.service.operate import Who
 from bridge.service.reads import AuditList, BridgeStats, TransactionList
-from bridge.sql.search import Histogram, count_ages
-from bridge.sql.tables import group_counts
 from bridge.sql.transactions import SearchFilter
 from tests.support.service_world import make_service_world
 
@@ -119,45 +112,5 @@ def test_audit_is_paged(tmp_path: Path) -> None:
                 "by": "operator",
             }
             assert second.next is None
-
-    world.run(story())
-
-
-def test_ages_of_many_are_counted_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No page and no scrape waits for a count of all that is pending: it shows the last one, and counts stay exact."""
-    world = make_service_world(tmp_path)
-    counted: list[int] = []
-    clock = world.settlers.memory.clock
-    elapsed_ms = clock.monotonic_ms
-    monkeypatch.setattr(clock, "monotonic_ms", lambda: elapsed_ms() + 200 * len(counted))
-
-    def count_slowly(connection: Connection, now_ms: int, group: str | None = None) -> dict[str, Histogram]:
-        counted.append(now_ms)
-        return count_ages(connection, now_ms, group)
-
-    monkeypatch.setattr("bridge.service.reads.count_ages", count_slowly)
-
-    async def shown(api: Node) -> int:
-        stats = await api.search.stats()
-        assert isinstance(stats, BridgeStats)
-        return sum(count for _, count in stats.projection.total.age_histogram)
-
-    async def story() -> None:
-        async with world.serving() as api, world.settlers.settling():
-            row = dict.fromkeys(("prepared", "committed", "blocked", "rolled_back", "parked", "abandoned"), 0)
-            group = world.call().group
-            await world.database.run(lambda c: c.execute(sa.insert(group_counts), [{"producer_group": group, **row}]))
-            found = []
-            for _ in range(3):
-                await api.transactions.prepare([world.call()])
-                await world.settlers.settled()
-                await world.sleep(1_500)
-                await world.project()
-                found.append(await shown(api))
-            assert (found, len(counted)) == ([1, 1, 1], 1)
-            await world.sleep(10_000)
-            while await shown(api) != 3:
-                await world.sleep(1_000)
-            assert len(counted) == 2
 
     world.run(story())

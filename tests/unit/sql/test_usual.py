@@ -19,13 +19,18 @@ from bridge.sql.chunking import Chunk, JournalBuffer, OpBuffer, next_chunk
 from bridge.sql.engine import Database, open_new_database
 from bridge.sql.projection import NotAsKnown, PendingRow, PendingRows, apply_chunk, purge
 from bridge.sql.rows import AppliedPosition, LogIdentity, begin_position
-from bridge.sql.search import SearchFilter, search_transactions
-from bridge.sql.tables import transactions
+from bridge.sql.search import SearchFilter, recount_pending, search_transactions
+from bridge.sql.tables import pending_ages, transactions
 from tests.support.projector_world import PROJECTED
 
 pytest_plugins = ["tests.support.postgres"]
 
 START = AppliedPosition(0, 0, 0)
+
+
+def moment(offset: int) -> int:
+    """When the journal's record at this offset was appended: minutes and hours go by."""
+    return 1_000 + offset * 17_321
 
 
 class History:
@@ -50,7 +55,7 @@ class History:
 
     def _append(self, message: Message) -> int:
         offset = len(self.journal)
-        self.journal.append(StoredMessage(offset, message.key, message.value, message.headers, 1_000 + offset))
+        self.journal.append(StoredMessage(offset, message.key, message.value, message.headers, moment(offset)))
         return offset
 
     def _prepare(self) -> None:
@@ -66,11 +71,11 @@ class History:
         if self._chance(0.1):
             half = replace(half, max_checks=3, ordering_key="o")
         if self._chance(0.1):
-            half = replace(half, idempotency_key="key", seen_ms=1_000 + len(self.journal))
+            half = replace(half, idempotency_key="key", seen_ms=moment(len(self.journal)))
         offset = self._append(encode_half(half, messages, "half", 0))
         if not is_repeat or self._chance(0.3):  # prepared again after it was forgotten
             self._known[transaction_id] = Transaction(
-                transaction_id, group, offset, 1_000 + offset, 0, at=offset, since_ms=1_000 + offset
+                transaction_id, group, offset, moment(offset), 0, at=offset, since_ms=moment(offset)
             )
         if self._chance(self._rubbish):  # nobody has the half message any more
             self.journal[-1] = replace(self.journal[-1], headers=(("properties", b"rubbish"),))
@@ -89,7 +94,7 @@ class History:
             return
         state = TransactionState.COMMITTED if resolution is Resolution.COMMIT else TransactionState.ROLLED_BACK
         t = replace(
-            t, state=state, at=offset, end=offset, ended_ms=1_000 + offset, by=source.name.lower(), requests=("r-1",)
+            t, state=state, at=offset, end=offset, ended_ms=moment(offset), by=source.name.lower(), requests=("r-1",)
         )
         if self._chance(0.15):
             t = replace(t, state=TransactionState.PARKED, reason="MAX_CHECKS", parked=3, end=None, by="timer")
@@ -148,7 +153,7 @@ def times_of(_: str) -> CheckTimes:
 
 
 def project(database: Database, chunks: list[Chunk], pending: PendingRows | None) -> Mapping[str, list[Any]]:
-    """Applies them; what the tables hold then."""
+    """Applies them; what the tables hold then. The running ages are those of the rows."""
     with database.engine.begin() as conn:
         begin_position(conn, 0, START, LogIdentity("c", "h", "o"))
     for chunk in chunks:
@@ -162,7 +167,10 @@ def project(database: Database, chunks: list[Chunk], pending: PendingRows | None
         if pending is not None:
             pending.note(chunk, result.pending)
     with database.engine.begin() as conn:
-        return {table.name: sorted(map(tuple, conn.execute(sa.select(table))), key=repr) for table in PROJECTED}
+        dump = {table.name: sorted(map(tuple, conn.execute(sa.select(table))), key=repr) for table in PROJECTED}
+        recount_pending(conn)
+        assert sorted(map(tuple, conn.execute(sa.select(pending_ages))), key=repr) == dump["pending_ages"]
+    return dump
 
 
 @pytest.mark.parametrize("part", range(4))
