@@ -1,8 +1,8 @@
-"""Who is served when: long work on the event loop in short steps, and so many a second on average."""
+"""Who is served when: long work on the event loop in short steps, once for all who ask, so many a second on average."""
 
 import asyncio
-from collections.abc import Callable, Generator, Iterable
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Generator, Hashable, Iterable
+from typing import Any, Generic, TypeVar
 
 # --- long work on the event loop in short steps, so that everybody else is served between them ---
 
@@ -77,6 +77,45 @@ def each_in_steps(
             left = STEP_BYTES
             yield
     return made
+
+
+# --- once for all who ask ---
+
+
+class Recent(Generic[T]):
+    """What was made for each key, for `age_ms`; who asks while it is being made waits for it with the others.
+
+    At most `most` keys: the oldest is forgotten.
+    """
+
+    def __init__(self, age_ms: int, now_ms: Callable[[], int], most: int = 1) -> None:
+        self._age_ms = age_ms
+        self._now_ms = now_ms
+        self._most = most
+        self._made: dict[Hashable, tuple[int, T]] = {}
+        self._making: dict[Hashable, asyncio.Task[T]] = {}
+
+    async def get(self, make: Callable[[], Awaitable[T]], key: Hashable = None) -> T:
+        """Made now or a moment ago. Raises what `make` raises, which is not kept."""
+        made = self._made.get(key)
+        if made is not None and self._now_ms() - made[0] < self._age_ms:
+            return made[1]
+        making = self._making.get(key)
+        if making is None:
+            making = self._making[key] = asyncio.ensure_future(self._make(make, key))
+            making.add_done_callback(take_error)
+        return await asyncio.shield(making)
+
+    async def _make(self, make: Callable[[], Awaitable[T]], key: Hashable) -> T:
+        try:
+            made = await make()
+        finally:
+            del self._making[key]
+        self._made.pop(key, None)
+        self._made[key] = self._now_ms(), made
+        if len(self._made) > self._most:
+            del self._made[next(iter(self._made))]
+        return made
 
 
 # --- so many a second, on average: a bucket that fills steadily. Pure; times are of a clock that is never set ---

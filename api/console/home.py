@@ -7,7 +7,7 @@ from typing import NamedTuple
 from starlette.types import Message, Receive, Scope, Send
 
 from api.console.entry import identify_reader
-from api.console.render import HEADERS, PREFIX, fragment, redirect, render
+from api.console.render import HEADERS, PREFIX, choose_language, fragment, redirect, render
 from api.web.health import run_checks
 from api.web.problems import Rejected
 from api.web.request import ApiRequest, refuse
@@ -200,9 +200,11 @@ def _piece(body: bytes) -> Message:
 
 
 async def _tell_if_possible(request: ApiRequest) -> bytes:
-    """Nothing but a sign of life while the counts cannot be read."""
+    """Made once for all pages that show the same. Nothing but a sign of life while the counts cannot be read."""
     try:
-        return await _tell(request)
+        return await request.services.events.get(
+            lambda: _tell(request), (request.caller.rights.grants, choose_language(request))
+        )
     except Rejected:
         return b": nothing can be read now\n\n"
 

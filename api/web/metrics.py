@@ -12,6 +12,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from api.web.transports import Certificates
+from bridge.clock import SystemClock
 from bridge.core.measures import DURATION_BOUNDS_MS, MOST_NAMES, OTHER_NAMES, Durations
 from bridge.node import Node
 from bridge.service.audit import AuditHeads
@@ -19,6 +20,7 @@ from bridge.service.canary import ARRIVED, FAILED, Canary
 from bridge.service.contract import Refused
 from bridge.service.reads import BridgeStats, SearchService
 from bridge.settler.settler import Hold, Settler
+from bridge.turns import Recent
 from checker.call import CheckCounts
 from checker.service import CheckService
 from checker.webhooks import OUTCOMES, Webhooks
@@ -76,7 +78,7 @@ class ProcessMetrics:
         return ()
 
 
-_FRESH_S = 1.0
+_FRESH_MS = 1_000
 _STATS_TIMEOUT_S = 2.0
 
 
@@ -87,16 +89,11 @@ class Exposition:
     def __init__(self, process: ProcessMetrics | None = None) -> None:
         self.registry = CollectorRegistry()
         self._process = process or ProcessMetrics()
-        self._made: tuple[float, bytes] | None = None
-        self._making: asyncio.Task[bytes] | None = None
+        self._made = Recent[bytes](_FRESH_MS, SystemClock().monotonic_ms)
 
     async def read(self, search: SearchService) -> bytes:
         """Everything, whoever asks. What SQL knows is left out while it does not answer."""
-        if self._made is not None and asyncio.get_running_loop().time() - self._made[0] < _FRESH_S:
-            return self._made[1]
-        if self._making is None or self._making.done():
-            self._making = asyncio.ensure_future(self._make(search))
-        return await asyncio.shield(self._making)
+        return await self._made.get(lambda: self._make(search))
 
     async def _make(self, search: SearchService) -> bytes:
         process = self._process
@@ -105,9 +102,7 @@ class Exposition:
         if stats is not None:
             copied += collect_lags(stats) if process.has_lags else ()
             copied += collect_groups(stats) if process.has_groups else ()
-        body = await asyncio.to_thread(lambda: generate_latest(self.registry) + generate_latest(_Copied(copied)))
-        self._made = (asyncio.get_running_loop().time(), body)
-        return body
+        return await asyncio.to_thread(lambda: generate_latest(self.registry) + generate_latest(_Copied(copied)))
 
 
 class _Copied(Collector):

@@ -49,7 +49,7 @@ from bridge.service.reads import SearchService
 from bridge.service.redrive import ParkedService
 from bridge.service.topics import ConsumerWatch
 from bridge.service.transactions import TransactionService
-from bridge.turns import Turns
+from bridge.turns import Recent, Turns
 from checker.call import Nonces
 from checker.endpoint_trial import EndpointTrials
 from checker.service import CallsOfGroup
@@ -77,6 +77,9 @@ class RequestTracer(Protocol):
         ...
 
 
+EVENT_AGE_MS = 1_500  # less than from one event to the next: no page is sent what is older than what it shows
+
+
 @dataclass(frozen=True, slots=True)
 class Services:
     """Everything the routes call. `readiness`: by name; all must be ok for /readyz to be. `nonces`: the checker's.
@@ -85,6 +88,7 @@ class Services:
     `webhooks`: who is told of the bridge's own events. `is_read_only`: pages let nobody do anything.
     `settings`: name, value and origin of each as they may be shown. `reports`: the folder of the runs of `report`.
     `calls_of`: to the endpoints of a group, by all processes; None if none is known that asks.
+    `events`: what open pages are sent.
     """
 
     access: AccessService
@@ -110,6 +114,7 @@ class Services:
     reports: Path | None = None
     calls_of: Callable[[str], CallsOfGroup | None] = lambda _: None
     tracer: RequestTracer | None = None
+    events: Recent[bytes] = field(default_factory=lambda: Recent(EVENT_AGE_MS, SystemClock().monotonic_ms, most=16))
 
 
 # --- a request as the calls see it, whoever received it: body, query, services, who asks ---

@@ -34,7 +34,7 @@ from bridge.sql.transactions import (
 )
 from bridge.store.halves import HalfPlace, read_halves
 from bridge.store.message_store import GetStatus, MessageStore
-from bridge.turns import take_error
+from bridge.turns import Recent, take_error
 
 # --- reads of the projection that see everything decided before they began, bodies from the logs, lags ---
 
@@ -316,8 +316,7 @@ class SearchService:
         self._clock = clock
         self._kafka_time = kafka_time
         self._lags = lags
-        self._stats: tuple[int, BridgeStats] | None = None
-        self._reading: asyncio.Task[BridgeStats | Refused] | None = None
+        self._stats = Recent[BridgeStats](_STATS_AGE_MS, clock.monotonic_ms)
 
     async def search(self, wanted: SearchFilter, limit: int, cursor: str | None = None) -> TransactionList | Refused:
         """A page of transactions."""
@@ -341,28 +340,14 @@ class SearchService:
         return read if isinstance(read, Refused) else AuditList(*read)
 
     async def stats(self, rights: Rights = EVERYTHING) -> BridgeStats | Refused:
-        """Counts of the groups that may be read, and lags."""
-        stats = await self._read_all()
-        if rights.may_everywhere(Verb.READ) or isinstance(stats, Refused):
-            return stats
-        return replace(stats, projection=restrict_stats(stats.projection, partial(rights.may, Verb.READ)))
-
-    async def _read_all(self) -> BridgeStats | Refused:
-        """Read at most once a second whoever asks."""
-        known = self._stats
-        if known is not None and self._clock.monotonic_ms() - known[0] < _STATS_AGE_MS:
-            return known[1]
-        if self._reading is None or self._reading.done():
-            self._reading = asyncio.ensure_future(self._try_read_stats())
-        return await asyncio.shield(self._reading)
-
-    async def _try_read_stats(self) -> BridgeStats | Refused:
+        """Counts of the groups that may be read, and lags; read at most once a second whoever asks."""
         try:
-            stats = await self._read_stats()
+            stats = await self._stats.get(self._read_stats)
         except (SqlUnavailable, StoreError):
             return refuse_unavailable("the counts cannot be read now")
-        self._stats = (self._clock.monotonic_ms(), stats)
-        return stats
+        if rights.may_everywhere(Verb.READ):
+            return stats
+        return replace(stats, projection=restrict_stats(stats.projection, partial(rights.may, Verb.READ)))
 
     async def _read_stats(self) -> BridgeStats:
         now_ms = self._kafka_time.now_ms() or self._clock.now_ms()

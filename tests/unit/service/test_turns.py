@@ -10,7 +10,7 @@ import pytest
 from bridge.core.record import Resolution
 from bridge.node import Node
 from bridge.service.contract import EndCall, PrepareCall, Prepared, Wait
-from bridge.turns import STEP_BYTES
+from bridge.turns import STEP_BYTES, Recent
 from tests.support.held_turns import HeldTurn
 from tests.support.service_world import ServiceWorld, make_service_world
 
@@ -65,3 +65,25 @@ def test_another_call_is_answered_while_a_long_list_is_worked_on(work: Work, tur
             assert api.turns.taken - before >= turns
 
     world.run(story())
+
+
+async def test_what_was_made_a_moment_ago_is_made_once_for_all_who_ask() -> None:
+    """For each key, and again when it is too old; an error goes to all who wait, and is not kept."""
+    now_ms, made = [0], list[int]()
+
+    async def make() -> int:
+        await asyncio.sleep(0)
+        made.append(len(made))
+        if len(made) == 3:
+            raise OSError
+        return made[-1]
+
+    recent = Recent[int](1_000, lambda: now_ms[0], most=2)
+    assert await asyncio.gather(*[recent.get(make) for _ in range(5)]) == [0] * 5
+    now_ms[0] = 999
+    assert (await recent.get(make), await recent.get(make, "another")) == (0, 1)
+    now_ms[0] = 1_000
+    found = await asyncio.gather(*[recent.get(make) for _ in range(2)], return_exceptions=True)
+    assert [type(one) for one in found] == [OSError, OSError]
+    assert (await recent.get(make), await recent.get(make, "another")) == (3, 1)
+    assert [await recent.get(make, key) for key in ("third", None, "another")] == [4, 3, 5], "the oldest is forgotten"
