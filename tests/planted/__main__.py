@@ -1,7 +1,8 @@
 """Plants each bug in a copy of the code, and sees it found: `python -m tests.planted`, or `--report` for the table.
 
 A bug is a patch beside this file. Its first line says what is wrong; `Found by:` names the layer that must find it:
-`simulation`, or a path for pytest.
+`simulation`, or a path for pytest. Simulation begins with the seed that found it last (`simulation from seed 126`), and
+goes through all of them if that one finds it no more; `--note-seeds` writes down which one does.
 """
 
 import argparse
@@ -24,25 +25,29 @@ ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent
 _COPIED = ("api", "bridge", "checker", "outbox", "spark", "alembic", "examples", "tests", "pyproject.toml")
 _SEEDS = 1_000
+_LIKELY_SEEDS = 5
 _REPORT_SEEDS = 200
 _MOST_S = 600
+_FROM_SEED = " from seed "
 
 
 class Bug(Struct, frozen=True):
-    """A patch."""
+    """A patch. `seed`: that of the schedule which found it last; 0 if none is noted."""
 
     name: str
     title: str
     layer: str
+    seed: int = 0
 
 
 class Verdict(Struct, frozen=True):
-    """Whether it was found, by what, in how many of how many runs."""
+    """Whether it was found, by what, in how many of how many runs; the first seed, if by simulation."""
 
     bug: Bug
     is_found: bool
     evidence: str
     share: str
+    seed: int = 0
     seconds: float = 0.0
 
 
@@ -52,6 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("names", nargs="*", help="bugs to plant (default: all)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--report", action="store_true", help=f"{_REPORT_SEEDS} seeds each, as a Markdown table")
+    parser.add_argument("--note-seeds", action="store_true", help="writes into patches which seed has found them")
     options = parser.parse_args(arguments)
     bugs = [bug for bug in read_bugs() if not options.names or bug.name in options.names]
     missed: list[Verdict] = []
@@ -64,6 +70,8 @@ def main(arguments: Sequence[str]) -> int:
         for verdict in pool.map(lambda bug: _plant(bug, copies, is_report=options.report), bugs):
             if not verdict.is_found:
                 missed.append(verdict)
+            elif options.note_seeds and verdict.seed != verdict.bug.seed:
+                _note_seed(verdict)
             _show(verdict, is_report=options.report)
     print(f"\n{len(bugs) - len(missed)} of {len(bugs)} planted bugs found", file=sys.stderr)
     for verdict in missed:
@@ -78,7 +86,14 @@ def read_bugs() -> list[Bug]:
 
 def _read_bug(path: Path) -> Bug:
     title, layer = path.read_text().splitlines()[:2]
-    return Bug(path.stem, title, layer.removeprefix("Found by: "))
+    layer, _, seed = layer.removeprefix("Found by: ").partition(_FROM_SEED)
+    return Bug(path.stem, title, layer, int(seed or 0))
+
+
+def _note_seed(verdict: Verdict) -> None:
+    path = FOLDER / f"{verdict.bug.name}.patch"
+    title, _, patch = path.read_text().split("\n", 2)
+    path.write_text(f"{title}\nFound by: {verdict.bug.layer}{_FROM_SEED}{verdict.seed}\n{patch}")
 
 
 def _copy_code(copy: Path) -> Path:
@@ -111,13 +126,22 @@ def _pull_out(bug: Bug, copy: Path) -> None:
 
 
 def _simulate(bug: Bug, copy: Path, *, is_report: bool) -> Verdict:
-    scope = ["--seeds", str(_REPORT_SEEDS)] if is_report else ["--seeds", str(_SEEDS), "--stop-at-first"]
-    done = _run([sys.executable, "-m", "tests.simulation", "--jobs", "1", "--no-stories", *scope], copy)
+    if is_report:
+        return _simulate_seeds(bug, copy, "--seeds", _REPORT_SEEDS)
+    likely = ("--first", bug.seed, "--seeds", _LIKELY_SEEDS, "--stop-at-first")
+    if bug.seed and (verdict := _simulate_seeds(bug, copy, *likely)).is_found:
+        return verdict
+    return _simulate_seeds(bug, copy, "--seeds", _SEEDS, "--stop-at-first")
+
+
+def _simulate_seeds(bug: Bug, copy: Path, *scope: object) -> Verdict:
+    done = _run([sys.executable, "-m", "tests.simulation", "--jobs", "1", "--no-stories", *map(str, scope)], copy)
     found = re.search(r"promise (\w) broken", done.stdout) or re.search(r"(simulation itself failed)", done.stdout)
     counts = re.search(r"(\d+) schedules in \d+ s, (\d+) failed", done.stdout)
+    seed = re.search(r"^seed (\d+): ", done.stdout, re.MULTILINE)
+    is_found = done.returncode == 1 and found is not None and seed is not None
     share = f"{counts[2]} of {counts[1]} schedules" if counts else "?"
-    is_found = done.returncode == 1 and found is not None
-    return Verdict(bug, is_found, found[1] if found else _tail(done), share)
+    return Verdict(bug, is_found, found[1] if found else _tail(done), share, int(seed[1]) if seed else 0)
 
 
 def _test(bug: Bug, copy: Path) -> Verdict:
