@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, NamedTuple, TypeVar
@@ -403,18 +403,18 @@ class NewDatabase(InlineDatabase):
 
 
 def open_new_database(folder: Path) -> NewDatabase:
-    """An empty database with the bridge's tables, in `folder`, beside those of others.
-
-    The file is a copy of one empty database: making its tables anew each time would cost more than a test's story.
-    """
-    empty = folder / "empty.db"
-    if not empty.exists():
-        made = sa.create_engine(f"sqlite:///{empty}")
-        metadata.create_all(made)
-        made.dispose()
+    """An empty database with the bridge's tables, in `folder`, beside those of others."""
     with NamedTemporaryFile(dir=folder, prefix="bridge-", suffix=".db", delete=False) as copy:
-        copy.write(empty.read_bytes())
+        copy.write(make_empty_file())
     return NewDatabase(Path(copy.name))
+
+
+@cache  # making the tables anew each time would cost more than a test's story
+def make_empty_file() -> bytes:
+    """What a file of SQLite holds that has the bridge's tables, and no rows."""
+    with NamedTemporaryFile(suffix=".db") as file:
+        metadata.create_all(sa.create_engine(f"sqlite:///{file.name}", poolclass=sa.NullPool))
+        return Path(file.name).read_bytes()
 
 
 # --- brings a database to the revision this release needs ---

@@ -30,9 +30,9 @@ from bridge.core.topics import InternalTopics
 from bridge.core.transaction import TransactionState, TransactionView
 from bridge.node import Node, NodeConfig
 from bridge.service.contract import Limits, PrepareCall
-from bridge.sql.engine import InlineDatabase
+from bridge.sql.engine import InlineDatabase, make_empty_file
 from bridge.sql.rows import encode_receipts, make_row_id
-from bridge.sql.tables import metadata, projection_positions, transactions
+from bridge.sql.tables import projection_positions, transactions
 from tests.support.settler_world import SettlerWorld, make_settler_world
 
 T = TypeVar("T")
@@ -201,6 +201,7 @@ def _view_of(half: HalfMessage, stored: StoredMessage, queue_id: int, op: OpMess
 
 def make_service_world(folder: Path, *, queues: int = 1, limits: Limits | None = None, **options: Any) -> ServiceWorld:
     """A world with an empty database in `folder`."""
-    database = DatabaseThatGoes(f"sqlite:///{folder / 'bridge.db'}")
-    metadata.create_all(database.engine)
+    file = folder / "bridge.db"
+    file.write_bytes(make_empty_file())
+    database = DatabaseThatGoes(f"sqlite:///{file}")
     return ServiceWorld(make_settler_world(queues=queues, **options), database, limits or Limits())
