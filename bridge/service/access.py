@@ -190,11 +190,10 @@ class AccessService:
         """Creates a principal, or replaces its grants; whether it is new."""
 
         def work(conn: Any) -> bool:  # noqa: ANN401
-            before = access.list_principals(conn, name)
-            is_new = access.put_principal(conn, name, grants, self._clock.now_ms())
-            old = {"grants": _show(before[0].grants)} if before else None
+            before = access.put_principal(conn, name, grants, self._clock.now_ms())
+            old = None if before is None else {"grants": _show(before)}
             self._record(conn, who, "principal.put", name, old, {"grants": _show(grants)})
-            return is_new
+            return before is None
 
         return await self._write(work)
 
@@ -202,11 +201,10 @@ class AccessService:
         """Forgets a principal: its keys are of no use any more."""
 
         def work(conn: Any) -> bool:  # noqa: ANN401
-            before = access.list_principals(conn, name)
-            if before:
-                access.delete_principal(conn, name)
-                self._record(conn, who, "principal.delete", name, {"grants": _show(before[0].grants)}, None)
-            return bool(before)
+            before = access.delete_principal(conn, name)
+            if before is not None:
+                self._record(conn, who, "principal.delete", name, {"grants": _show(before)}, None)
+            return before is not None
 
         found = await self._write(work)
         if isinstance(found, Refused):

@@ -16,6 +16,7 @@ from bridge.core.grants import Grant, Rights, Verb
 from bridge.core.keyring import RANDOM_BYTES, Keyring, hash_key, make_key_text, read_key_id
 from bridge.directory import show_url
 from bridge.sql.bulk import make_upsert, move_version
+from bridge.sql.engine import RepeatableError
 from bridge.sql.identity import read_keys
 from bridge.sql.rows import decode_cursor, encode_cursor
 from bridge.sql.search import chunks
@@ -87,11 +88,15 @@ class AccessSnapshot:
         return known.principal, key_id
 
 
-def put_principal(conn: Connection, name: str, wanted: Collection[Grant], now_ms: int) -> bool:
-    """Creates a principal, or replaces its grants; whether it is new."""
+def put_principal(conn: Connection, name: str, wanted: Collection[Grant], now_ms: int) -> Sequence[Grant] | None:
+    """Creates a principal, or replaces its grants; those that it had, None: it is new."""
     upsert = make_upsert(conn, principals).values(name=name, created_ms=now_ms)
     made = upsert.on_conflict_do_nothing(index_elements=["name"]).returning(principals.c.name)
     is_new = conn.execute(made).first() is not None
+    # before its grants are looked at: whoever replaces them at this moment adds some that cannot be seen yet
+    if not _lock_principal(conn, name):
+        raise RepeatableError("the principal was deleted meanwhile")
+    before = _read_grants(conn).get(name, ())
     conn.execute(sa.delete(grants).where(grants.c.principal == name))
     rows = [
         {"principal": name, "verb": grant.verb.value, "group_pattern": grant.groups, "topic_pattern": grant.topics}
@@ -100,14 +105,23 @@ def put_principal(conn: Connection, name: str, wanted: Collection[Grant], now_ms
     if rows:
         conn.execute(sa.insert(grants), rows)
     move_version(conn, access_version)
-    return is_new
+    return None if is_new else before
 
 
-def delete_principal(conn: Connection, name: str) -> bool:
-    """Forgets a principal, its grants and keys; False: there is none."""
-    found = conn.execute(sa.delete(principals).where(principals.c.name == name)).rowcount > 0
+def delete_principal(conn: Connection, name: str) -> Sequence[Grant] | None:
+    """Forgets a principal, its grants and keys; what it had been granted, None: there is none."""
+    if not _lock_principal(conn, name):
+        return None
+    before = _read_grants(conn).get(name, ())
+    conn.execute(sa.delete(principals).where(principals.c.name == name))
     move_version(conn, access_version)
-    return found
+    return before
+
+
+def _lock_principal(conn: Connection, name: str) -> bool:
+    """Whether there is such a principal; until the end of the SQL transaction nobody else changes it."""
+    locked = sa.select(principals.c.name).where(principals.c.name == name).with_for_update()
+    return conn.execute(locked).first() is not None
 
 
 def make_key(
@@ -119,8 +133,7 @@ def make_key(
     random_bytes: Callable[[int], bytes] = token_bytes,
 ) -> MadeKey | KeyRefusal:
     """A key of a principal. Those that have expired make room."""
-    locked = sa.select(principals.c.name).where(principals.c.name == principal).with_for_update()
-    if conn.execute(locked).first() is None:
+    if not _lock_principal(conn, principal):
         return KeyRefusal.UNKNOWN_PRINCIPAL
     own = api_keys.c.principal == principal
     conn.execute(sa.delete(api_keys).where(own, api_keys.c.expires_ms <= now_ms))

@@ -3,14 +3,17 @@
 import asyncio
 import json
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
 from dataclasses import dataclass
 
 import pytest
 import pytest_asyncio
+import sqlalchemy as sa
 from joserfc import jwt
 from joserfc.jwk import ECKey, KeySet
+from sqlalchemy import Connection
 
 from bridge.core.errors import SqlUnavailable
 from bridge.core.grants import EVERYTHING, Grant, Verb
@@ -181,6 +184,36 @@ async def test_two_processes_cannot_make_a_third_key(world: AccessWorld) -> None
     asked = [process.make_key("shop", None, None, WHO) for process in (world.first, world.second) * 4]
     made = await asyncio.gather(*asked)
     assert sum(isinstance(one, MadeKey) for one in made) == 2
+
+
+async def test_grants_are_those_of_one_request_where_two_replace_them_at_once(world: AccessWorld) -> None:
+    """What the later one did not name is not granted; the audit has what it took away."""
+    loop, is_put = asyncio.get_running_loop(), asyncio.Event()
+    earlier, later = [Grant(Verb.ADMIN, "*")], [Grant(Verb.READ, "orders")]
+
+    def put_first(conn: Connection) -> None:
+        access.put_principal(conn, "shop", earlier, world.clock.now_ms())
+        loop.call_soon_threadsafe(is_put.set)
+        wait_for_waiting(conn)
+
+    first = asyncio.create_task(world.database.run(put_first))
+    await is_put.wait()
+    assert await world.second.put("shop", later, WHO) is False
+    await first
+    principal = await world.second.get("shop")
+    assert not isinstance(principal, Refused)
+    assert principal.grants == later
+    entries, _ = await world.database.read(lambda conn: read_audit(conn, 1))
+    assert (entries[0].before, entries[0].after) == ({"grants": ["admin:*:*"]}, {"grants": ["read:orders:*"]})
+
+
+def wait_for_waiting(conn: Connection) -> None:
+    """Until somebody waits for a lock of this SQL transaction. SQLite lets nobody begin meanwhile."""
+    if conn.dialect.name == "postgresql":
+        deadline = time.monotonic() + 1.5  # below the bound of a statement
+        query = sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+        while not conn.execute(query).scalar_one() and time.monotonic() < deadline:
+            time.sleep(0.01)
 
 
 async def test_principal_goes_with_its_keys(world: AccessWorld) -> None:
