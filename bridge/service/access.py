@@ -143,8 +143,11 @@ class AccessService:
         is_over = [key.expires_ms is not None and key.expires_ms <= now_ms for key in self._snapshot.keys.values()]
         if any(is_over) or self._until_ms <= now_ms:
             self._take(self._snapshot)
-        snapshot = await self._database.read(partial(access.read_access, known=self._snapshot))
-        if snapshot is not self._snapshot:
+        known = None
+        while known is not self._snapshot:  # what was read beside a newer look may be older than that
+            known = self._snapshot
+            snapshot = await self._database.read(partial(access.read_access, known=known))
+        if snapshot is not known:
             self._take(snapshot)
 
     def _take(self, snapshot: AccessSnapshot) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
 from dataclasses import dataclass
+from typing import TypeVar
 
 import pytest
 import pytest_asyncio
@@ -29,6 +30,7 @@ from tests.support.virtual_time import VirtualClock
 
 pytest_plugins = ["tests.support.postgres"]
 
+T = TypeVar("T")
 WHO = Who("ops/abcdefgh@127.0.0.1", "")
 ORDERS = [Grant(Verb.PREPARE, "orders", "orders.*"), Grant(Verb.READ, "orders*")]
 DAY_MS = 86_400_000
@@ -129,6 +131,36 @@ async def test_revoked_key_is_refused_everywhere(world: AccessWorld) -> None:
     refused = await world.first.revoke(made.key.key_id, WHO)
     assert isinstance(refused, Refused)
     assert refused.code is RefusalCode.NOT_FOUND
+
+
+async def test_revoked_key_stays_refused_beside_a_look_that_began_before(world: AccessWorld) -> None:
+    """Which knows it still: if the database went away then, it would be let in for as long as that lasts."""
+    made = await world.make_key()
+    database = HeldDatabase(world.database.url.render_as_string(hide_password=False))
+    process = AccessService(database, world.clock, AccessConfig(is_open=False))
+    look = asyncio.create_task(process.refresh())
+    await database.has_read.wait()
+    assert await process.revoke(made.key.key_id, WHO) is None
+    assert process.identify(made.text) is None
+    database.goes_on.set()
+    await look
+    assert process.identify(made.text) is None
+    await database.close()
+
+
+class HeldDatabase(Database):
+    """What is read first comes late."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.has_read, self.goes_on = asyncio.Event(), asyncio.Event()
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        found = await super().read(work)
+        if not self.has_read.is_set():
+            self.has_read.set()
+            await self.goes_on.wait()
+        return found
 
 
 async def test_key_is_refused_that_was_revoked_in_a_database_without_the_last_write(
