@@ -65,6 +65,7 @@ class SqlDirectory:
         self._ended: Mapping[Place, EndpointTerm] = {}
         self._groups: Mapping[str, ProducerGroup] = {}
         self._refreshed_ms: int | None = None
+        self._looks = self._taken_look = 0  # how many have begun, and the number of that whose snapshot this is
         self._making: dict[str, asyncio.Task[ProducerGroup]] = {}
 
     @property
@@ -230,8 +231,12 @@ class SqlDirectory:
             snapshot = groups.read_snapshot(conn, known, now_ms)
             return snapshot, read_terms(conn) if snapshot.has_leases else {}
 
+        self._looks += 1
+        look = self._looks
         snapshot, terms = await self._database.read(read)
-        self._refreshed_ms = self._clock.monotonic_ms()
+        if look < self._taken_look:  # what a later one has found is at least as new
+            return
+        self._taken_look, self._refreshed_ms = look, self._clock.monotonic_ms()
         ended = self._leases.note(terms, self._refreshed_ms)
         for reason in snapshot.damaged if snapshot is not self._snapshot else ():
             _LOG.error("secret_damaged", reason=reason)

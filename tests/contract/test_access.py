@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TypeVar
 
 import pytest
 import pytest_asyncio
@@ -26,11 +25,11 @@ from bridge.service.operate import Who
 from bridge.sql import access
 from bridge.sql.access import MadeKey, read_audit
 from bridge.sql.engine import Database
+from tests.support.held_database import HeldDatabase
 from tests.support.virtual_time import VirtualClock
 
 pytest_plugins = ["tests.support.postgres"]
 
-T = TypeVar("T")
 WHO = Who("ops/abcdefgh@127.0.0.1", "")
 ORDERS = [Grant(Verb.PREPARE, "orders", "orders.*"), Grant(Verb.READ, "orders*")]
 DAY_MS = 86_400_000
@@ -146,21 +145,6 @@ async def test_revoked_key_stays_refused_beside_a_look_that_began_before(world: 
     await look
     assert process.identify(made.text) is None
     await database.close()
-
-
-class HeldDatabase(Database):
-    """What is read first comes late."""
-
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
-        self.has_read, self.goes_on = asyncio.Event(), asyncio.Event()
-
-    async def read(self, work: Callable[[Connection], T]) -> T:
-        found = await super().read(work)
-        if not self.has_read.is_set():
-            self.has_read.set()
-            await self.goes_on.wait()
-        return found
 
 
 async def test_key_is_refused_that_was_revoked_in_a_database_without_the_last_write(

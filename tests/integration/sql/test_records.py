@@ -35,6 +35,7 @@ from bridge.sql.tables import audit, endpoints, group_counts, pending_ages, proc
 from bridge.sql.transactions import find_many, read_positions, read_timeline
 from checker.call import sign_call
 from outbox.client.checks import SignatureVerifier
+from tests.support.held_database import HeldDatabase
 from tests.support.virtual_time import VirtualClock
 
 pytest_plugins = ["tests.support.postgres"]
@@ -123,6 +124,19 @@ async def test_change_by_another_process_is_seen_after_a_refresh(directory: SqlD
     await other.delete_group("shop")
     await directory.refresh()
     assert directory.get("shop") is None
+
+
+async def test_change_is_not_taken_back_by_a_look_that_began_before(database: Database) -> None:
+    """Which had read the group as it was: its prepares go on as paused, also if the database goes away then."""
+    held = HeldDatabase(database.url.render_as_string(hide_password=False))
+    directory = SqlDirectory(held, VirtualClock())
+    look = asyncio.create_task(directory.refresh())
+    await held.has_read.wait()
+    await directory.put_group("shop", replace(DEFAULT_SETTINGS, accepts_prepares=False), [])
+    held.goes_on.set()
+    await look
+    assert not directory.settings_of("shop").accepts_prepares
+    await held.close()
 
 
 async def test_first_check_comes_sooner_where_that_is_set(database: Database, clock: VirtualClock) -> None:
