@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import structlog
 from joserfc import jws
 from joserfc.errors import JoseError, UnsupportedAlgorithmError
-from joserfc.jwk import KeySet
+from joserfc.jwk import JWKRegistry, Key, KeySet
 from joserfc.jwt import JWTClaimsRegistry
 
 from bridge.clock import Clock
@@ -29,7 +29,7 @@ _TRUSTED_MS = 60_000  # a token that was right is not looked at again for so lon
 _FRESH_MS, _RETRY_MS, _TICK_MS = 300_000, 60_000, 1_000
 _MOST_BYTES = 8_192
 _LEAST_RSA_TEXT = 342  # 2,048 bits in base64url
-_PUBLIC = frozenset({"RSA", "EC", "OKP"})  # a secret in a public set would make everybody an issuer
+_PUBLIC = ("RSA", "EC", "OKP")  # a secret in a public set would make everybody an issuer
 _DISCOVERY = "/.well-known/openid-configuration"
 
 Fetch = Callable[[str], Awaitable[bytes]]
@@ -118,7 +118,7 @@ class Issuers:
             issuer.asked_ms, issuer.is_wanted = now_ms, False
             try:
                 issuer.take_keys(await self._fetch(issuer.config.jwks_url or await self._discover(issuer.config)))
-            except (IssuerAway, JoseError, ValueError, TypeError, KeyError) as error:
+            except (IssuerAway, JoseError, ValueError, TypeError, KeyError, RecursionError) as error:
                 _LOG.warning("issuer_keys_not_read", issuer=issuer.config.issuer, reason=str(error)[:200])
 
     async def _discover(self, config: IssuerConfig) -> str:
@@ -146,8 +146,10 @@ class _Issuer:
         return now_ms - self.asked_ms >= (_RETRY_MS if is_soon else _FRESH_MS)
 
     def take_keys(self, document: bytes) -> None:
-        keys = KeySet.import_key_set({"keys": [key for key in _load(document)["keys"] if _is_usable(key)]})
-        self.keys, self.key_ids = keys, frozenset(key.kid for key in keys.keys)
+        shown = _load(document)["keys"]
+        if not isinstance(shown, list) or not (usable := [key for one in shown if (key := _read_key(one))]):
+            raise ValueError("no key that can be used")
+        self.keys, self.key_ids = KeySet(usable), frozenset(key.kid for key in usable)
 
     def find_holder(self, claims: dict[str, Any], now_ms: int) -> TokenHolder:
         """Whom claims name whose signature is right. Raises JoseError and BadToken."""
@@ -179,10 +181,18 @@ class _Pinned(jws.JWSRegistry):
         return self.algorithms[name]  # also one that the library warns of: EdDSA, which issuers still call so
 
 
-def _is_usable(key: dict[str, Any]) -> bool:
-    """A key to verify signatures with, that is long enough. An RSA key is as long as its modulus."""
-    is_long = key.get("kty") != "RSA" or len(key["n"]) >= _LEAST_RSA_TEXT
-    return key.get("kty") in _PUBLIC and key.get("use", "sig") == "sig" and is_long
+def _read_key(shown: object) -> Key | None:
+    """A key to verify signatures with, that is long enough. None: another one, which hides none of those beside it.
+
+    An RSA key is as long as its modulus. Source: RFC 7517, section 5.
+    """
+    if not isinstance(shown, dict) or shown.get("kty") not in _PUBLIC or shown.get("use", "sig") != "sig":
+        return None
+    try:
+        is_long = shown["kty"] != "RSA" or len(shown["n"]) >= _LEAST_RSA_TEXT
+        return JWKRegistry.import_key(shown) if is_long else None
+    except (JoseError, ValueError, TypeError, KeyError):
+        return None
 
 
 def _parse(segment: str) -> dict[str, Any]:

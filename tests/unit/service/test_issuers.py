@@ -223,6 +223,47 @@ async def test_keys_stay_known_while_their_issuer_is_away() -> None:
     assert issuers.read(sign(claims(clock))).principal == "shop"
 
 
+ODD_KEYS: Mapping[str, object] = {
+    "a curve that is not known": {**EC.as_dict(private=False), "kid": "odd", "crv": "brainpoolP256r1"},
+    "another curve that is not known": {**ED.as_dict(private=False), "kid": "odd", "crv": "Ed999"},
+    "a point that is on no curve": {**EC.as_dict(private=False), "kid": "odd", "x": EC.as_dict(private=False)["y"]},
+    "without a modulus": {"kty": "RSA", "kid": "odd", "e": "AQAB"},
+    "a number as its id": {**EC.as_dict(private=False), "kid": 7},
+    "a use that is not known": {**EC.as_dict(private=False), "kid": "odd", "key_ops": ["sleep"]},
+    "a list as its kind": {**EC.as_dict(private=False), "kid": "odd", "kty": ["EC"]},
+    "no object": "key",
+}
+
+
+@pytest.mark.parametrize("what", ODD_KEYS)
+async def test_key_that_cannot_be_used_hides_no_other(what: str) -> None:
+    """Issuers show keys for others too: whoever signs with one that can be used is let in."""
+    clock, login = VirtualClock(), Login(RSA)
+    assert login.shown is not None
+    login.shown["keys"].insert(0, ODD_KEYS[what])
+    issuers = await make_issuers(login, clock)
+    assert issuers.read(sign(claims(clock))).principal == "shop"
+
+
+@pytest.mark.parametrize("document", ['{"keys": "none"}', '{"keys": {"kid": "rsa"}}', "[" * 100_000, '{"keys": [0]}'])
+async def test_document_that_cannot_be_read_leaves_known_keys_known(document: str) -> None:
+    """Of this issuer, and those of the next one are read all the same."""
+    clock, login = VirtualClock(), Login(RSA)
+    shown = [json.dumps(login.shown)] * 2
+
+    async def fetch(url: str) -> bytes:
+        return shown[url == "https://other.example/keys"].encode()
+
+    configs = [IssuerConfig(name, AUDIENCE, f"{name}/keys") for name in (ISSUER, "https://other.example")]
+    issuers = Issuers(configs, fetch, clock)
+    await issuers.refresh()
+    shown[:] = [document, json.dumps(KeySet([EC]).as_dict())]
+    await clock.advance(300_000)
+    await issuers.refresh()
+    assert issuers.read(sign(claims(clock))).principal == "shop"
+    assert issuers.read(sign(claims(clock, iss="https://other.example"), EC, "ES256")).principal == "shop"
+
+
 async def test_discovery_document_of_another_issuer_is_not_believed() -> None:
     """Source: OpenID Connect Discovery 1.0, section 4.3."""
     clock, login = VirtualClock(), Login(RSA)
