@@ -72,19 +72,29 @@ class HeadTopic:
         self._store = store
         self._keyring = keyring
         self._next = 0
+        self._accepted = set[AuditHead]()
 
     async def read(self) -> AsyncIterator[ToldHead]:
-        """Heads that nobody has read here yet. Raises StoreError."""
+        """Heads that nobody has read here yet. Raises StoreError.
+
+        What an operator has accepted once, nobody accepts by writing the record again: with that, heads that came in
+        between would count no more.
+        """
         offsets = await self._store.get_offsets(self.queue)
+        if self._next > offsets.maximum:
+            self._accepted.clear()
         self._next = offsets.minimum if self._next > offsets.maximum else max(self._next, offsets.minimum)
         while self._next < offsets.maximum:
             found = await self._store.get(self.queue, self._next, _PORTION)
             for message in found.messages:
-                if (told := decode_head(self._keyring, message.value)) is None:
+                told = decode_head(self._keyring, message.value)
+                if told is None or (told.accepts and told.head in self._accepted):
                     self.foreign += 1
                     _LOG.warning("audit_head_not_ours", offset=message.queue_offset)
-                else:
-                    yield told
+                    continue
+                if told.accepts:
+                    self._accepted.add(told.head)
+                yield told
             if found.next_begin_offset <= self._next:
                 return
             self._next = found.next_begin_offset

@@ -16,6 +16,7 @@ from bridge.core.audit_chain import UPGRADE_MS, AuditHead, AuditLink, AuditRow, 
 from bridge.core.errors import HaltKind
 from bridge.core.grants import Grant, Verb
 from bridge.core.keyring import Keyring, OpSeals
+from bridge.core.message import Message
 from bridge.core.op_message import LogTopics, Position
 from bridge.core.topics import InternalTopics
 from bridge.directory import DEFAULT_SETTINGS
@@ -313,6 +314,33 @@ async def test_chain_of_a_restored_database_goes_on_when_an_operator_says_so(wor
     assert (heads.fault, verdict.flaws, verdict.accepted, verdict.unproven) == ("", 0, 1, 0)
     await world.database.run(partial(sign_all_anew, random=Random(1), count=verdict.entries, headed=1))
     assert (await world.verify()).findings[0].flaw is Flaw.REWRITTEN
+
+
+async def test_word_of_an_operator_holds_once(world: ChainWorld) -> None:
+    """Whoever writes its record again, and cuts off what came after it, is found: heads in between go on counting."""
+    await fill(world, 3, 3)
+    topic = HeadTopic(world.process.store, TOPICS, world.keyring)
+    assert await accept_chain(world.database, topic, ActEntry(9, "ann", "audit.accept", "audit", "restored")) == ""
+    offsets = await world.process.store.get_offsets(topic.queue)
+    accepting = (await world.process.store.get(topic.queue, offsets.maximum - 1, 1)).messages[0]
+    for number in range(5, 8):
+        await world.act(number)
+    await world.append_head()
+    heads = world.make_heads()
+    await heads.run_once()
+    await world.process.store.put(topic.queue, Message(TOPICS.audit, None, accepting.value, (), 0))
+    assert (await world.verify()).proven == 7
+    await world.database.run(lambda conn: cut_behind(conn, 4))
+    verdict = await world.verify()
+    assert (verdict.accepted, verdict.foreign, [found.flaw for found in verdict.findings]) == (1, 1, [Flaw.CUT])
+    await heads.run_once()
+    assert heads.is_broken
+
+
+def cut_behind(conn: Connection, number: int) -> None:
+    """All links behind this one, and their entries."""
+    conn.execute(sa.delete(audit).where(audit.c.id > number))
+    conn.execute(sa.delete(audit_links).where(audit_links.c.number > number))
 
 
 async def test_heads_of_two_processes_agree(world: ChainWorld) -> None:
