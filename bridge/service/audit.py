@@ -183,11 +183,14 @@ class AuditHeads:
         """Whether there is more to do at once. Raises StoreError and SqlUnavailable."""
         is_behind = await self._adopt()
         last = await self._database.read(read_last_link)
-        if last is not None and (last.number, last.mac) != self._newest:
-            async for head, accepts in self._topic.read():
-                self._newest = head if accepts else max(self._newest, head)
+        if last is not None and (last.number, last.mac) == self._newest:
+            self._note_done(0)
+            return is_behind
+        async for head, accepts in self._topic.read():
+            self._newest = head if accepts else max(self._newest, head)
+        if last is not None:
             is_behind |= await self._extend(last.number)
-        elif self._newest.number and last is None:
+        elif self._newest.number:
             self._break(f"the audit has no links, and Kafka a head of {self._newest.number}")
         else:
             self._note_done(0)

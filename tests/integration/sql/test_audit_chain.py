@@ -343,6 +343,16 @@ def cut_behind(conn: Connection, number: int) -> None:
     conn.execute(sa.delete(audit_links).where(audit_links.c.number > number))
 
 
+async def test_audit_that_was_emptied_while_no_process_looked_is_told(world: ChainWorld) -> None:
+    """By each that begins behind it, before anything is done that it would have to keep."""
+    await fill(world, 3, 3)
+    await world.database.run(lambda conn: cut_behind(conn, 0))
+    heads = world.make_heads()
+    await heads.run_once()
+    assert heads.is_broken
+    assert "Kafka a head of 3" in heads.fault
+
+
 async def test_heads_of_two_processes_agree(world: ChainWorld) -> None:
     """Whoever comes first appends; the other one sees it and does not."""
     one, other = world.make_heads(), world.make_heads()
