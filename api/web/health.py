@@ -24,7 +24,7 @@ from api.web.request import (
 from api.web.road import NO_STORE, HttpAnswer, Routes, json_answer
 from api.web.transports import Certificates
 from bridge.core.errors import SqlUnavailable, StoreError
-from bridge.core.grants import Verb
+from bridge.core.grants import Rights, Verb
 from bridge.core.measures import show_time
 from bridge.log_watch import REMEDY, BodyWatch, LogWatch
 from bridge.node import Node
@@ -128,13 +128,13 @@ async def _log(log: LogWatch) -> CheckResult:
 
 async def _bodies(bodies: BodyWatch) -> CheckResult:
     told = bodies.describe()
-    return CheckResult(is_ok=not told, is_degraded=True, detail=told)
+    return CheckResult(is_ok=not told, is_degraded=True, detail=told, is_of_groups=True)
 
 
 async def _secrets(directory: SqlDirectory) -> CheckResult:
     told = "; ".join(directory.damaged)
     remedy = "; restore the row, or make another secret (`outbox-bridge group rotate-secret`) or put the endpoint again"
-    return CheckResult(is_ok=not told, is_degraded=True, detail=told and told + remedy)
+    return CheckResult(is_ok=not told, is_degraded=True, detail=told and told + remedy, is_of_groups=True)
 
 
 async def _prepares(directory: SqlDirectory) -> CheckResult:
@@ -268,7 +268,7 @@ async def live(request: ApiRequest) -> HttpAnswer:
 async def ready(request: ApiRequest) -> HttpAnswer:
     """Whether promises can be kept now; `?verbose` lists each check."""
     is_verbose = Query(request.query, {"verbose"}).flag("verbose") and request.caller is not NOBODY
-    checks = await run_checks(request.services.readiness)
+    checks = await run_checks(request.services.readiness, request.caller.rights)
     if request.traffic.is_draining:
         checks.append(ReadyCheck("accepting", ok=False, detail="shutting down"))
     is_ready = all(check.ok or check.degraded for check in checks)
@@ -304,13 +304,19 @@ async def _turn(request: ApiRequest, *, is_paused: bool) -> HttpAnswer:
     return json_answer(200, PreparesSwitchedAnswer(not is_paused))
 
 
-async def run_checks(checks: Mapping[str, ReadinessCheck]) -> list[ReadyCheck]:
-    """All of them at once, each within its time."""
+async def run_checks(checks: Mapping[str, ReadinessCheck], rights: Rights) -> list[ReadyCheck]:
+    """All of them at once, each within its time, as somebody with these rights may see them."""
     results = await asyncio.gather(*[_run_check(check) for check in checks.values()])
     return [
-        ReadyCheck(name, ok=result.is_ok, detail=result.detail, degraded=result.is_degraded)
+        ReadyCheck(name, ok=result.is_ok, detail=_show_detail(result, rights), degraded=result.is_degraded)
         for name, result in zip(checks, results, strict=True)
     ]
+
+
+def _show_detail(result: CheckResult, rights: Rights) -> str:
+    if result.detail and result.is_of_groups and not rights.may_everywhere(Verb.READ):
+        return "what it is about is told to those who may read all groups"
+    return result.detail
 
 
 async def _run_check(check: ReadinessCheck) -> CheckResult:

@@ -59,11 +59,12 @@ from checker.webhooks import Webhooks
 
 
 class CheckResult(NamedTuple):
-    """Whether something is as it must be. `is_degraded`: it is not, but promises can still be kept."""
+    """Whether something is as it must be. `is_degraded`: not, but promises are kept; `is_of_groups`: names some."""
 
     is_ok: bool
     detail: str = ""
     is_degraded: bool = False
+    is_of_groups: bool = False
 
 
 ReadinessCheck = Callable[[], Awaitable[CheckResult]]

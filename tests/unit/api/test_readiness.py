@@ -1,24 +1,40 @@
 """Readiness on a real database whose threads are all busy."""
 
 import asyncio
+import re
 import threading
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import httpx2
 import pytest
 import pytest_asyncio
+import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from api.web.health import check_sql
+from api.console.site import make_site
+from api.web.app import create_app
+from api.web.health import _secrets, check_sql
+from bridge.clock import SystemClock
 from bridge.core.errors import SqlUnavailable
+from bridge.core.grants import Grant, Verb
+from bridge.core.keyring import SecretKey
+from bridge.directory import DEFAULT_SETTINGS
+from bridge.service.access import AccessConfig, AccessService
+from bridge.service.operate import Who
+from bridge.sql.access import MadeKey
+from bridge.sql.at_rest import SecretCipher, use_cipher
+from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database, SqlConfig
-from bridge.sql.tables import metadata
+from bridge.sql.identity import begin_seals
+from bridge.sql.tables import metadata, secrets
 from tests.support.api_fakes import FakeTransactions, make_services
 from tests.support.live_server import serve
 
+WHO = Who("ops/abcdefgh@127.0.0.1", "")
 CONFIG = SqlConfig(admission_timeout_ms=200, threads=1)
 
 
@@ -105,3 +121,35 @@ async def test_overload_is_over_when_a_thread_has_been_free(database: Database) 
     await second.has_begun()
     assert (await check_sql(database)).is_ok
     await second.let_go()
+
+
+async def test_what_of_a_group_is_damaged_is_told_to_those_who_may_read_all(
+    fake: FakeTransactions, tmp_path: Path
+) -> None:
+    """To everybody else who is known, that something is; on the console's pages too."""
+    cipher = use_cipher(SecretCipher([SecretKey("k1", bytes(32))]))
+    database = Database(f"sqlite:///{tmp_path}/bridge.db", CONFIG, cipher)
+    metadata.create_all(database.engine)
+    await database.run(partial(begin_seals, believed={}, now_ms=1))
+    access = AccessService(database, SystemClock(), AccessConfig(is_open=False))
+    await SqlDirectory(database, SystemClock()).put_group("bank", DEFAULT_SETTINGS, [])
+    await database.run(lambda conn: conn.execute(sa.update(secrets).values(secret="{k1}AAAA")))
+    damaged = SqlDirectory(database, SystemClock())
+    await damaged.refresh()
+    told: dict[str, list[str]] = {}
+    services = replace(make_services(fake, readiness={"secrets": lambda: _secrets(damaged)}), access=access)
+    transport = httpx2.ASGITransport(create_app(services, site=make_site()))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        for name, groups in {"operator": "*", "shop": "shop"}.items():
+            assert await access.put(name, [Grant(Verb.READ, groups)], WHO) is True
+            made = await access.make_key(name, None, None, WHO)
+            assert isinstance(made, MadeKey)
+            headers = {"Authorization": f"Bearer {made.text}"}
+            found = await client.get("/readyz?verbose", headers=headers)
+            page = await client.get("/console/settings", headers=headers)
+            (check,) = found.json()["checks"]
+            assert (check["ok"], check["degraded"]) == (False, True)
+            told[name] = [check["detail"], re.sub("<[^>]*>", "", page.text)]
+    assert all("group bank" in text for text in told["operator"])
+    assert not any("bank" in text for text in told["shop"])
+    await database.close()
