@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import structlog
@@ -125,13 +126,13 @@ class ParkedService:
     async def get_job(self, job_id: str, rights: Rights = EVERYTHING) -> RedriveJob | Refused | None:
         """The job as it stands; None if there is none that the caller may know of."""
         job = await read_page(self._database, lambda c: find_job(c, job_id))
-        return job if isinstance(job, Refused) or (job is not None and _is_visible(rights, job)) else None
+        return job if isinstance(job, Refused) or (job is not None and _is_visible(rights, job.filter)) else None
 
     async def list_jobs(self, limit: int, rights: Rights = EVERYTHING) -> Sequence[RedriveJob] | Refused:
         """The newest jobs that the caller may know of."""
         most = min(max(limit, 1), MAX_PAGE)
-        jobs = await read_page(self._database, lambda c: list_jobs(c, most))
-        return jobs if isinstance(jobs, Refused) else [job for job in jobs if _is_visible(rights, job)]
+        is_visible = None if rights.may_everywhere(Verb.READ) else partial(_is_visible, rights)
+        return await read_page(self._database, lambda c: list_jobs(c, most, is_visible))
 
     async def stop(self, job_id: str, who: Who) -> RedriveJob | Refused | None:
         """Stops the job after its present step; the job as it stands then. Stopping it again changes nothing."""
@@ -156,8 +157,9 @@ class ParkedService:
             return refuse_sql(error)
 
 
-def _is_visible(rights: Rights, job: RedriveJob) -> bool:
-    group = job.filter.get("producer_group")
+def _is_visible(rights: Rights, wanted: Mapping[str, Any]) -> bool:
+    """Whether a job with this filter is one that the caller may know of."""
+    group = wanted.get("producer_group")
     return rights.may_everywhere(Verb.READ) or (group is not None and rights.may(Verb.READ, group))
 
 

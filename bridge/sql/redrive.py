@@ -1,9 +1,10 @@
 """Redrive jobs: an act on all parked transactions that match a filter, step by step, by one process at a time."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice
 from typing import Any
 
 import sqlalchemy as sa
@@ -67,9 +68,16 @@ def find_job(conn: Connection, job_id: str) -> RedriveJob | None:
     return None if row is None else _make_job(row)
 
 
-def list_jobs(conn: Connection, limit: int) -> list[RedriveJob]:
-    """The newest jobs, newest first."""
-    query = sa.select(redrive_jobs).order_by(_J.created_ms.desc(), _J.job_id.desc()).limit(limit)
+def list_jobs(
+    conn: Connection, limit: int, is_visible: Callable[[Mapping[str, Any]], bool] | None = None
+) -> list[RedriveJob]:
+    """The newest jobs, newest first, of those whose filter may be seen."""
+    newest = _J.created_ms.desc(), _J.job_id.desc()
+    query = sa.select(redrive_jobs).order_by(*newest).limit(limit)
+    if is_visible is not None:
+        filters = conn.execute(sa.select(_J.job_id, _J.filter).order_by(*newest))
+        seen = (row.job_id for row in filters if is_visible(json.loads(row.filter)))
+        query = query.where(_J.job_id.in_(list(islice(seen, limit))))
     return [_make_job(row) for row in conn.execute(query)]
 
 

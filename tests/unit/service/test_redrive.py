@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bridge.core.errors import SqlUnavailable
+from bridge.core.grants import Grant, Rights, Verb
 from bridge.core.record import HalfMessage, Resolution
 from bridge.core.transaction import TransactionState, TransactionView
 from bridge.node import Node
@@ -256,6 +257,27 @@ def test_stop_holds_after_the_present_step(tmp_path: Path) -> None:
             jobs = await parked.list_jobs(10)
             assert not isinstance(jobs, Refused)
             assert [j.job_id for j in jobs] == [job.job_id]
+
+    world.run(story())
+
+
+def test_jobs_of_others_take_no_place_in_a_list(tmp_path: Path) -> None:
+    """A caller sees as many of those that he may see as anybody."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api:
+            for number, group in enumerate(["shop", "bank", "bank", None, "shop", "bank", "bank"]):
+                job = RedriveJob(
+                    f"r-{number}", number, number, "ada", "why", encode_filter(SearchFilter(group=group)), "resume", 1
+                )
+                await api.backing.database.run(lambda conn, job=job: create_job(conn, job))
+            shop = await api.parked.list_jobs(2, Rights([Grant(Verb.READ, "shop")]))
+            everybody = await api.parked.list_jobs(2)
+            assert not isinstance(shop, Refused)
+            assert not isinstance(everybody, Refused)
+            assert [job.job_id for job in shop] == ["r-4", "r-0"]
+            assert [job.job_id for job in everybody] == ["r-6", "r-5"]
 
     world.run(story())
 
