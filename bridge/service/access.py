@@ -163,16 +163,21 @@ class AccessService:
         while True:
             try:
                 await self.refresh()
-                await self._keep_uses()
+                await self.keep_uses()
             except SqlUnavailable as error:
                 _LOG.warning("access_not_refreshed", reason=str(error))
             await self._clock.sleep_ms(self.config.refresh_ms)
 
-    async def _keep_uses(self) -> None:
+    async def keep_uses(self) -> None:
+        """Writes down when keys were last used, once a minute. Raises SqlUnavailable."""
         now_ms = self._clock.monotonic_ms()
         if self._used and now_ms - self._noted_ms >= _NOTE_USES_MS:
             used, self._used, self._noted_ms = self._used, {}, now_ms
-            await self._database.run(partial(access.note_uses, used=used))
+            try:
+                await self._database.run(partial(access.note_uses, used=used))
+            except SqlUnavailable:
+                self._used = used | self._used
+                raise
 
     async def list(self) -> Sequence[Principal] | Refused:
         """Everybody with grants and keys."""

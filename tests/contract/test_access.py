@@ -24,7 +24,7 @@ from bridge.service.issuers import BadToken, IssuerConfig
 from bridge.service.operate import Who
 from bridge.sql import access
 from bridge.sql.access import MadeKey, read_audit
-from bridge.sql.engine import Database
+from bridge.sql.engine import Database, SqlConfig
 from tests.support.held_database import HeldDatabase
 from tests.support.virtual_time import VirtualClock
 
@@ -324,6 +324,30 @@ async def test_uses_are_kept_now_and_then(world: AccessWorld) -> None:
     principals = await world.first.list()
     assert not isinstance(principals, Refused)
     assert [key.last_used_ms for key in principals[0].keys] == [used_ms]
+
+
+async def test_use_while_the_database_is_away_is_kept_later(make_sqlite_url: Callable[[], str]) -> None:
+    """Nobody revokes a key as unused whose one use of the day was then."""
+    database, clock = Database(make_sqlite_url(), SqlConfig(statement_timeout_ms=20)), VirtualClock()
+    process = AccessService(database, clock, AccessConfig(is_open=False))
+    assert await process.put("shop", ORDERS, WHO) is True
+    made = await process.make_key("shop", None, None, WHO)
+    assert isinstance(made, MadeKey)
+    caller = process.identify(made.text)
+    assert caller is not None
+    process.note_use(caller)
+    used_ms = clock.now_ms()
+    with closing(sqlite3.connect(str(database.url.database), isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        await clock.advance(60_000)
+        with pytest.raises(SqlUnavailable):
+            await process.keep_uses()
+    await clock.advance(60_000)
+    await process.keep_uses()
+    principal = await process.get("shop")
+    assert not isinstance(principal, Refused)
+    assert [key.last_used_ms for key in principal.keys] == [used_ms]
+    await database.close()
 
 
 async def test_every_change_is_audited(world: AccessWorld) -> None:
