@@ -1,5 +1,6 @@
 """Principals, their grants and their API keys: bodies, routes, answers and their description."""
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -8,6 +9,7 @@ from msgspec import Meta, Struct
 
 from api.web.bodies import Nothing
 from api.web.openapi import Body, Operation, path_parameter
+from api.web.parse import check_property
 from api.web.problems import NOT_FOUND, Problem, Rejected, invalid
 from api.web.request import ApiRequest, Query, read_json, read_nothing, refuse, who_is
 from api.web.road import NO_STORE, HttpAnswer, Routes, answer_list, json_answer
@@ -17,6 +19,7 @@ from bridge.core.measures import show_time
 from bridge.service.contract import Refused
 from bridge.sql.access import Key, Principal
 
+_KEY_ID_PATTERN = "^[a-z2-7]{8}$"
 _PATTERN = "^([A-Za-z0-9._-]{1,249}[*]?|[*])$"
 PrincipalName = Annotated[str, Meta(examples=["shop"], extra_json_schema={"pattern": PRINCIPAL_NAME})]
 Pattern = Annotated[
@@ -101,7 +104,7 @@ class KeyRevoked(Struct):
 
 TAG = "keys"
 _PRINCIPAL = path_parameter("principal", "Name of a principal.", "shop", PRINCIPAL_NAME)
-_KEY_ID = path_parameter("key_id", "Id of a key: the part behind `obk_`.", "k3v9q2ta", "^[a-z2-7]{8}$")
+_KEY_ID = path_parameter("key_id", "Id of a key: the part behind `obk_`.", "k3v9q2ta", _KEY_ID_PATTERN)
 
 LIST = Operation(TAG, {200: (PrincipalList, "All of them.")}).arguments()
 PUT = Operation(
@@ -181,6 +184,7 @@ async def delete(request: ApiRequest, principal: str) -> HttpAnswer:
 async def create_key(request: ApiRequest, principal: str) -> HttpAnswer:
     """Makes a key, shown once. Two can be valid at a time, so that one replaces the other without a pause."""
     body = await read_json(request, _create, is_optional=True)
+    check_property(body.label, "/label")
     life_ms = None if body.expires_in_seconds is None else body.expires_in_seconds * 1000
     made = await request.services.access.make_key(_checked(principal), body.label, life_ms, who_is(request, ""))
     if isinstance(made, Refused):
@@ -196,6 +200,8 @@ async def create_key(request: ApiRequest, principal: str) -> HttpAnswer:
 async def revoke_key(request: ApiRequest, key_id: str) -> HttpAnswer:
     """Ends a key."""
     await read_nothing(request)
+    if not re.fullmatch(_KEY_ID_PATTERN, key_id):
+        raise Rejected(Problem(NOT_FOUND, f"there is no key {key_id}"))
     refused = await request.services.access.revoke(key_id, who_is(request, ""))
     if refused is not None:
         raise refuse(refused)

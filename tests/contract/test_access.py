@@ -6,8 +6,9 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import httpx2
 import pytest
 import pytest_asyncio
 import sqlalchemy as sa
@@ -15,6 +16,8 @@ from joserfc import jwt
 from joserfc.jwk import ECKey, KeySet
 from sqlalchemy import Connection
 
+from api.web.app import create_app
+from api.web.guard import MARK
 from bridge.core.errors import SqlUnavailable
 from bridge.core.grants import EVERYTHING, Grant, Verb
 from bridge.core.keyring import RANDOM_BYTES, make_key_text
@@ -25,6 +28,7 @@ from bridge.service.operate import Who
 from bridge.sql import access
 from bridge.sql.access import MadeKey, read_audit
 from bridge.sql.engine import Database, SqlConfig
+from tests.support.api_fakes import FakeTransactions, make_services
 from tests.support.held_database import HeldDatabase
 from tests.support.virtual_time import VirtualClock
 
@@ -324,6 +328,20 @@ async def test_uses_are_kept_now_and_then(world: AccessWorld) -> None:
     principals = await world.first.list()
     assert not isinstance(principals, Refused)
     assert [key.last_used_ms for key in principals[0].keys] == [used_ms]
+
+
+async def test_text_that_a_database_cannot_keep_is_refused(world: AccessWorld) -> None:
+    """PostgreSQL has no text with a 0x00: neither as the label of a key, nor where one is looked for."""
+    services = replace(make_services(FakeTransactions()), access=world.first)
+    transport = httpx2.ASGITransport(create_app(services))
+    admin = [Grant(Verb.ADMIN, "*")]
+    assert await world.first.put("ops", admin, WHO) is True
+    headers = {"Authorization": f"Bearer {(await world.make_key('ops')).text}", MARK: "1"}
+    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers) as client:
+        made = await client.post("/v1/principals/shop/keys", json={"label": "shop\0"})
+        revoked = await client.delete("/v1/keys/%00")
+    assert (made.status_code, made.json()["errors"][0]["pointer"]) == (422, "/label")
+    assert revoked.status_code == 404
 
 
 async def test_use_while_the_database_is_away_is_kept_later(make_sqlite_url: Callable[[], str]) -> None:
