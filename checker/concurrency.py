@@ -215,5 +215,11 @@ class EndpointRotation:
 
 def retry_after_ms(header: str | None) -> int:
     """How long a 429 asks to be left alone, within bounds; dates count as the least, for clocks differ."""
-    seconds = int(header) if header is not None and header.isascii() and header.isdigit() and len(header) < 10 else 0
-    return max(MIN_RETRY_AFTER_MS, min(seconds * 1000, MAX_RETRY_AFTER_MS))
+    return max(MIN_RETRY_AFTER_MS, min(read_pause_ms(header), MAX_RETRY_AFTER_MS))
+
+
+def read_pause_ms(header: str | None) -> int:
+    """The seconds that a Retry-After names; 0 if it is anything else."""
+    if header is None or not (header.isascii() and header.isdigit() and len(header) < 10):
+        return 0
+    return int(header) * 1000

@@ -49,6 +49,7 @@ from bridge.sql.events import (
 from bridge.sql.identity import TopicIdentity, read_identity
 from bridge.store.message_store import MessageStore
 from checker.call import CheckCaller, EndpointCall, Failure, sign_call
+from checker.concurrency import read_pause_ms
 
 _LOG = structlog.get_logger()
 
@@ -331,8 +332,8 @@ class Webhooks:
 
     def _choose_pause(self, longest: int, retry_after: str | None) -> int:
         """A part of it by chance; or as long as the receiver says."""
-        asked = int(retry_after) * 1000 if retry_after is not None and retry_after.isdecimal() else 0
-        return max(round(longest * (0.5 + self._ports.random() / 2)), min(asked, _LONGEST_PAUSE_MS))
+        pause_ms = round(longest * (0.5 + self._ports.random() / 2))
+        return max(pause_ms, min(read_pause_ms(retry_after), _LONGEST_PAUSE_MS))
 
 
 class GroupMark(NamedTuple):

@@ -39,7 +39,7 @@ FAST = {"transaction_timeout_seconds": 1, "interval_seconds": 1, "max_checks": 1
 
 @dataclass
 class Receiver:
-    """Keeps what it is told; `status`: what it says to it; `hangs`: it says nothing."""
+    """Keeps what it is told; `status`, `retry_after`: what it says to it; `hangs`: it says nothing."""
 
     calls: list[EndpointCall] = field(default_factory=list)
     status: int = 204
@@ -49,7 +49,8 @@ class Receiver:
         self.calls.append(call)
         if self.hangs:
             await asyncio.get_running_loop().create_future()
-        return Response(self.status)
+    retry_after: str | None = None
+        return Response(self.status, retry_after=self.retry_after)
 
     @property
     def events(self) -> list[dict[str, Any]]:
@@ -137,6 +138,17 @@ def test_event_that_a_receiver_refuses_is_given_up_and_the_next_is_told(scene: S
     scene.ops.status = 422
     first = scene.park()
     scene.bridge.pass_ms(60_000)
+@pytest.mark.parametrize("retry_after", ["9" * 5_000, "\u0663" * 5_000, "-1", "soon"])
+def test_receiver_that_asks_for_a_pause_without_sense_holds_up_nobody(scene: Scene, retry_after: str) -> None:
+    """It is tried again with growing pauses, as one that asks for none, and every other receiver is told once."""
+    scene.pager.status, scene.pager.retry_after = 503, retry_after
+    ids = [scene.park(), scene.park()]
+    scene.bridge.pass_ms(60_000)
+    assert [event["subject"] for event in scene.ops.events] == ids
+    assert {event["subject"] for event in scene.pager.events} == {ids[0]}
+    assert 5 <= len(scene.pager.calls) <= 10
+
+
     assert [event["subject"] for event in scene.ops.events] == [first] * 5
     scene.ops.status = 503
     second = scene.park()
