@@ -374,7 +374,8 @@ def _describe_parking(stored: StoredMessage, topic_id: str) -> Happening | None:
     """None for the copy of a blocked commit, and for what is not the bridge's."""
     try:
         half, properties = decode_parked(stored), decode_properties(stored.headers[-1][1] or b"")
-    except (MalformedRecord, UnknownRecordVersion):
+        checks = int(properties["TRANSACTION_CHECK_TIMES"])
+    except (MalformedRecord, UnknownRecordVersion, KeyError, ValueError):
         return None
     if properties.get("WHY") not in _PARK_REASONS:
         return None
@@ -382,6 +383,6 @@ def _describe_parking(stored: StoredMessage, topic_id: str) -> Happening | None:
         "transaction_id": half.transaction_id,
         "producer_group": half.group,
         "reason": properties["WHY"],
-        "checks": int(properties["TRANSACTION_CHECK_TIMES"]),
+        "checks": checks,
     }
     return Happening(PARKED, f"{topic_id}\0{stored.queue_offset}", half.transaction_id, stored.stored_ms, data)

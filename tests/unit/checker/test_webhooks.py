@@ -12,6 +12,10 @@ import sqlalchemy as sa
 from standardwebhooks.webhooks import Webhook
 
 from bridge.core.errors import HaltKind, SqlUnavailable
+from bridge.core.message import Message, MessageQueue
+from bridge.core.properties import PROPERTIES_HEADER, encode_properties
+from bridge.core.topics import PARKED_QUEUE
+from bridge.core.transaction import make_transaction_id
 from bridge.sql.events import (
     Happening,
     RoundCounts,
@@ -27,6 +31,7 @@ from bridge.sql.identity import Halt, store_halt
 from bridge.sql.leases import LeaseHolder
 from bridge.sql.projection import clear_projection
 from bridge.sql.tables import leases, webhook_deliveries
+from bridge.store.message_store import PutStatus
 from checker.call import EndpointCall, Response
 from checker.webhooks import EVENT_TYPES, FAILING, KEPT_MS, PARKED, RECOVERED, STALLED, WebhookTarget, judge_group
 from tests.support.whole_bridge import WholeBridge
@@ -202,6 +207,19 @@ def test_parked_topic_that_was_made_again_is_read_from_its_beginning(scene: Scen
         scene.bridge.pass_ms(10_000)
         assert scene.ops.events == [told]
         assert scene.bridge.sql(read_marks) == marks
+
+
+def test_foreign_record_in_the_parked_topic_is_passed_over(scene: Scene) -> None:
+    """Whatever it seems to be: what is parked behind it is told."""
+    half = {"KIND": "H", "UNIQ_KEY": make_transaction_id(0, 1), "V": "1", "N": "1", "PGROUP": "shop", "BORN": "1"}
+    half |= {"REAL_TOPIC": "orders", "REAL_QID": "-1", "WHY": "MAX_CHECKS"}
+    for more in ({}, {"TRANSACTION_CHECK_TIMES": "many"}, {"TRANSACTION_CHECK_TIMES": "9" * 5_000}):
+        headers = [(PROPERTIES_HEADER, encode_properties(half | more))]
+        foreign = Message(scene.bridge.memory.topics.parked, None, b"1", headers, PARKED_QUEUE)
+        stored = scene.bridge.run(scene.bridge.memory.store.put_many([foreign]))
+        assert stored[0].status is PutStatus.PUT_OK, stored
+    transaction_id = scene.park()
+    assert [event["subject"] for event in scene.ops.events] == [transaction_id]
 
 
 def test_group_that_answers_nothing_fails_and_recovers(scene: Scene) -> None:
