@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import structlog
@@ -52,6 +52,7 @@ from checker.call import CheckCaller, EndpointCall, Failure, sign_call
 from checker.concurrency import read_pause_ms
 
 _LOG = structlog.get_logger()
+T = TypeVar("T")
 
 PARKED, FAILING, RECOVERED = "transaction.parked", "group.failing", "group.recovered"
 STALLED, FINDINGS, TEST = "queue.stalled", "reconciliation.findings", "webhook.test"
@@ -191,24 +192,32 @@ class Webhooks:
             is_behind = False
             try:
                 is_behind = await self.look()
-            except (SqlUnavailable, StoreError) as error:
+            except SqlUnavailable as error:
                 _LOG.warning("webhooks_not_looked", reason=str(error))
             await self._ports.clock.sleep_ms(0 if is_behind else LOOK_MS)
 
     async def look(self) -> bool:
-        """Keeps what has happened since the last look; whether there is more. Raises SqlUnavailable and StoreError."""
+        """Keeps what has happened since the last look; whether there is more. What Kafka does not show now is looked
+        at later, and holds up nothing else. Raises SqlUnavailable."""
         known = await self._ports.database.read(read_surroundings)
         self.waiting = known.waiting
         found = _Found([], {}, {})
         self._look_at_groups(known, found)
-        self._look_at_queues(known, await self._ports.read_ages(), found)
-        is_behind = await self._look_at_parked(known, found)
+        self._look_at_queues(known, await self._unless_away(self._ports.read_ages()), found)
+        is_behind = await self._unless_away(self._look_at_parked(known, found)) or False
         if found.happenings or found.marks:
             source = self._name(known.identity)
             events = [make_cloud_event(source, happening) for happening in found.happenings]
             await self._keep(events, found.marks)
         self._groups.update(found.groups)
         return is_behind
+
+    async def _unless_away(self, looking: Awaitable[T]) -> T | None:
+        try:
+            return await looking
+        except StoreError as error:
+            _LOG.warning("webhooks_not_looked", reason=str(error))
+            return None
 
     async def _keep(self, events: Sequence[CloudEvent], marks: Mapping[str, str | None]) -> None:
         wanted = {
@@ -253,10 +262,13 @@ class Webhooks:
                 if text != known.marks.get(name):
                     found.marks[name] = text
 
-    def _look_at_queues(self, known: Surroundings, ages: Mapping[int, int], found: _Found) -> None:
+    def _look_at_queues(self, known: Surroundings, ages: Mapping[int, int] | None, found: _Found) -> None:
+        """`ages` None: they cannot be told now, and queues that do not halt are left as they were."""
         now_ms = self._ports.clock.now_ms()
         for queue_id in range(self._ports.topics.queues):
-            name, halt, age_ms = f"queue:{queue_id}", known.halts.get(queue_id), ages.get(queue_id, 0)
+            name, halt, age_ms = f"queue:{queue_id}", known.halts.get(queue_id), (ages or {}).get(queue_id, 0)
+            if halt is None and ages is None:
+                continue
             is_stalled = halt is not None or age_ms > STALLED_AFTER_MS
             if is_stalled == (name in known.marks):
                 continue

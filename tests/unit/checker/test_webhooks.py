@@ -27,7 +27,7 @@ from bridge.sql.events import (
     read_marks,
     write_marks,
 )
-from bridge.sql.identity import Halt, store_halt
+from bridge.sql.identity import Halt, clear_halt, store_halt
 from bridge.sql.leases import LeaseHolder
 from bridge.sql.projection import clear_projection
 from bridge.sql.tables import leases, webhook_deliveries
@@ -49,12 +49,12 @@ class Receiver:
     calls: list[EndpointCall] = field(default_factory=list)
     status: int = 204
     hangs: bool = False
+    retry_after: str | None = None
 
     async def take(self, call: EndpointCall) -> Response:
         self.calls.append(call)
         if self.hangs:
             await asyncio.get_running_loop().create_future()
-    retry_after: str | None = None
         return Response(self.status, retry_after=self.retry_after)
 
     @property
@@ -138,11 +138,6 @@ def test_receiver_that_hangs_holds_up_nobody(scene: Scene) -> None:
     assert (listed["pager"]["waiting"], listed["pager"]["url"]) == (0, "https://pager.example")
 
 
-def test_event_that_a_receiver_refuses_is_given_up_and_the_next_is_told(scene: Scene) -> None:
-    """After five tries; an answer that says nothing of the event is tried for a day."""
-    scene.ops.status = 422
-    first = scene.park()
-    scene.bridge.pass_ms(60_000)
 @pytest.mark.parametrize("retry_after", ["9" * 5_000, "\u0663" * 5_000, "-1", "soon"])
 def test_receiver_that_asks_for_a_pause_without_sense_holds_up_nobody(scene: Scene, retry_after: str) -> None:
     """It is tried again with growing pauses, as one that asks for none, and every other receiver is told once."""
@@ -154,6 +149,11 @@ def test_receiver_that_asks_for_a_pause_without_sense_holds_up_nobody(scene: Sce
     assert 5 <= len(scene.pager.calls) <= 10
 
 
+def test_event_that_a_receiver_refuses_is_given_up_and_the_next_is_told(scene: Scene) -> None:
+    """After five tries; an answer that says nothing of the event is tried for a day."""
+    scene.ops.status = 422
+    first = scene.park()
+    scene.bridge.pass_ms(60_000)
     assert [event["subject"] for event in scene.ops.events] == [first] * 5
     scene.ops.status = 503
     second = scene.park()
@@ -288,6 +288,24 @@ def test_queue_that_halts_is_told_once(scene: Scene) -> None:
     assert scene.ops.types() == [STALLED]
     data = scene.ops.events[0]["data"]
     assert (data["queue"], data["kind"], data["detail"]) == (1, "op-lost", "the op topic was cut")
+
+
+@pytest.mark.parametrize("topic", ["half", "parked"])
+def test_what_sql_knows_is_told_while_a_topic_cannot_be_read(scene: Scene, topic: str) -> None:
+    """A queue that halts, as it does with its topic; what Kafka alone knows is told when it can be read again."""
+    queue = MessageQueue(getattr(scene.bridge.memory.topics, topic), 0)
+    log = scene.bridge.memory.cluster.log
+    log.set_leader(queue, has_leader=False)
+    halt = Halt(1, HaltKind.OP_LOST, "the op topic was cut", scene.bridge.clock.now_ms())
+    scene.bridge.sql(lambda conn: store_halt(conn, halt, 0))
+    scene.bridge.pass_ms(60_000)
+    assert scene.ops.types().count(STALLED) == 1
+    log.set_leader(queue, has_leader=True)
+    scene.bridge.sql(lambda conn: clear_halt(conn, 1))
+    scene.bridge.pass_ms(30_000)
+    transaction_id = scene.park()
+    assert scene.ops.types().count(STALLED) == 1
+    assert [event["subject"] for event in scene.ops.events if event["type"] == PARKED] == [transaction_id]
 
 
 def test_findings_of_a_report_are_told_and_those_of_a_run_only_once(scene: Scene) -> None:
