@@ -5,6 +5,7 @@ Rebuilding leaves it alone: a repeat of what may have been published must never 
 
 import json
 import secrets
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -202,16 +203,16 @@ def give_up_queue(conn: Connection, queue_id: int, unproven: Sequence[Unproven],
     is_here = _T.queue_id == queue_id
     _keep(conn, is_here, now_ms)
     _remember_others(conn, queue_id, unproven, now_ms)
-    _forget(conn, is_here)
+    _forget(conn, [is_here])
     conn.execute(sa.delete(projection_positions).where(projection_positions.c.queue_id == queue_id))
 
 
 def give_up_some(conn: Connection, unproven: Sequence[Unproven], now_ms: int) -> None:
     """Takes these out of the projection, and remembers them; the rest of their queue goes on."""
-    for chunk in chunks([u.transaction_id for u in unproven], 500):
-        is_one = _T.transaction_id.in_(chunk)
+    are_some = [_T.transaction_id.in_(chunk) for chunk in chunks([u.transaction_id for u in unproven], 500)]
+    for is_one in are_some:
         _keep(conn, is_one, now_ms)
-        _forget(conn, is_one)
+    _forget(conn, are_some)
 
 
 def find_given_up(conn: Connection, transaction_ids: Iterable[str]) -> dict[str, TransactionView]:
@@ -255,19 +256,24 @@ def _keep(conn: Connection, is_given_up: sa.ColumnElement[bool], now_ms: int) ->
     conn.execute(sa.insert(given_up).from_select([*_SHARED, "given_up_ms"], kept))
 
 
-def _forget(conn: Connection, is_given_up: sa.ColumnElement[bool]) -> None:
-    _correct_counts(conn, is_given_up)
-    ids = sa.select(_T.id).where(is_given_up)
-    for table in (transaction_keys, timeline_events):
-        conn.execute(sa.delete(table).where(table.c.id.in_(ids)))
-    conn.execute(sa.delete(transactions).where(is_given_up))
+def _forget(conn: Connection, given_up_parts: Sequence[sa.ColumnElement[bool]]) -> None:
+    """Counts come last, in the order in which projectors write them: neither waits for the other in a circle."""
+    lost = Counter[tuple[str, str]]()
+    for is_given_up in given_up_parts:
+        query = sa.select(_T.producer_group, _T.state, sa.func.count()).where(is_given_up, _T.live == 1)
+        for group, state, count in conn.execute(query.group_by(_T.producer_group, _T.state)):
+            lost[group, state] += count
+        ids = sa.select(_T.id).where(is_given_up)
+        for table in (transaction_keys, timeline_events):
+            conn.execute(sa.delete(table).where(table.c.id.in_(ids)))
+        conn.execute(sa.delete(transactions).where(is_given_up))
+    _correct_counts(conn, lost)
     recount_pending(conn)
 
 
-def _correct_counts(conn: Connection, is_here: sa.ColumnElement[bool]) -> None:
+def _correct_counts(conn: Connection, lost: Mapping[tuple[str, str], int]) -> None:
     """What ended stays counted; what nobody can prove is pending, parked and blocked no more (C)."""
-    query = sa.select(_T.producer_group, _T.state, sa.func.count()).where(is_here, _T.live == 1)
-    for group, state, count in conn.execute(query.group_by(_T.producer_group, _T.state)).all():
+    for (group, state), count in sorted(lost.items()):
         taken = {"prepared": group_counts.c.prepared - count}
         if state == TransactionState.PARKED.value:
             taken["parked"] = group_counts.c.parked - count
