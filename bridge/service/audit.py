@@ -284,14 +284,21 @@ class AuditTopic:
         look = partial(read_acts, mark=_MARK, topic=self._half_topic, limit=_PORTION)
         after, links, identity = await self._database.read(look)
         source = name_source(identity.cluster_id if identity else "", self._half_topic)
-        acts = [(link, row) for link, row in links if row is not None]  # what was taken out of the audit is not told
-        results = await self._store.put_many([self._make_message(source, *act) for act in acts])
-        failed = next((place for place, put in enumerate(results) if put.status is not PutStatus.PUT_OK), None)
-        reached = acts[failed][0].number - 1 if failed is not None else links[-1][0].number if links else after
+        reached, fault = after, ""
+        for link, row in links:  # without a row: what was taken out of the audit is not told
+            if row is not None and (fault := await self._tell(self._make_message(source, link, row))):
+                break
+            reached = link.number
         if reached > after:
             await self._database.run(partial(write_marks, marks={_MARK: str(reached)}))
-        self._note("" if failed is None else results[failed].detail or results[failed].status.value)
-        return 0 if failed is not None else len(links)
+        self._note(fault)
+        return 0 if fault else len(links)
+
+    async def _tell(self, message: Message) -> str:
+        """Why it may not be there. Each waits for the one before: of many at once, those behind one that is refused
+        would be there before it, and again with each try."""
+        put = await self._store.put(MessageQueue(self.topic, 0), message)
+        return "" if put.status is PutStatus.PUT_OK else put.detail or put.status.value
 
     def _make_message(self, source: str, link: AuditLink, row: AuditRow) -> Message:
         data = {

@@ -118,3 +118,25 @@ def test_acts_that_cannot_be_told_are_told_later(tmp_path: Path) -> None:
             assert (len(told), len({event["id"] for event in told})) == (6, 3)
 
     world.run(story())
+
+
+def test_act_that_the_topic_does_not_take_is_waited_for(tmp_path: Path) -> None:
+    """Order: those behind it come after it, and none of them again and again meanwhile."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api:
+            topic = open_topic(world, api)
+            for group, reason in (("a", "short"), ("b", "long" * 400), ("c", "short"), ("d", "short")):
+                await api.groups.put(group, GroupSettings(), [], Who("ann", reason))
+            log = world.settlers.memory.cluster.log.topics[TOPIC]
+            log.alter({"max.message.bytes": "2000"})
+            for _ in range(3):
+                await topic.run_once()
+                assert topic.fault
+                assert [event["subject"] for event in await read_told(world)] == ["a"]
+            log.alter({"max.message.bytes": "1000000"})
+            await topic.run_once()
+            assert [event["subject"] for event in await read_told(world)] == ["a", "b", "c", "d"]
+
+    world.run(story())
