@@ -22,7 +22,7 @@ from bridge.sql.at_rest import cipher_of, load_bridge_key, seal_bridge_key
 from bridge.sql.bulk import make_upsert
 from bridge.sql.engine import Database
 from bridge.sql.rows import AppliedPosition, LogIdentity, begin_position
-from bridge.sql.search import chunks, recount_pending
+from bridge.sql.search import chunks, make_ages_anew
 from bridge.sql.tables import (
     audit,
     bridge_keys,
@@ -203,8 +203,9 @@ def give_up_queue(conn: Connection, queue_id: int, unproven: Sequence[Unproven],
     is_here = _T.queue_id == queue_id
     _keep(conn, is_here, now_ms)
     _remember_others(conn, queue_id, unproven, now_ms)
-    _forget(conn, [is_here])
+    # before the ages: who makes those anew has locked all positions by then
     conn.execute(sa.delete(projection_positions).where(projection_positions.c.queue_id == queue_id))
+    _forget(conn, [is_here])
 
 
 def give_up_some(conn: Connection, unproven: Sequence[Unproven], now_ms: int) -> None:
@@ -268,7 +269,7 @@ def _forget(conn: Connection, given_up_parts: Sequence[sa.ColumnElement[bool]]) 
             conn.execute(sa.delete(table).where(table.c.id.in_(ids)))
         conn.execute(sa.delete(transactions).where(is_given_up))
     _correct_counts(conn, lost)
-    recount_pending(conn)
+    make_ages_anew(conn)
 
 
 def _correct_counts(conn: Connection, lost: Mapping[tuple[str, str], int]) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from bridge.core.transaction import TransactionState, TransactionView
 from bridge.sql.bulk import add_rows, allow_long_statements
 from bridge.sql.rows import PageKey, decode_cursor, encode_cursor, make_row_id, make_search_key, make_view, select_views
-from bridge.sql.tables import group_counts, pending_ages, transaction_keys, transactions
+from bridge.sql.tables import group_counts, pending_ages, projection_positions, transaction_keys, transactions
 
 # --- pages of transactions, newest born first. Every combination of filters is led by an index ---
 
@@ -366,7 +366,16 @@ def add_pending(conn: Connection, deltas: Mapping[tuple[str, int], int]) -> None
 
 
 def recount_pending(conn: Connection) -> None:
-    """Makes the totals anew from the transactions: a projector that knew nothing of them may have been at work."""
+    """Makes the totals anew from the transactions: a projector that knew nothing of them may have been at work, and
+    may be about to commit what it has written last."""
+    allow_long_statements(conn)
+    if conn.dialect.name == "postgresql":  # every projector's SQL transaction begins with a position: none goes on
+        conn.exec_driver_sql(f"LOCK TABLE {projection_positions.name} IN SHARE ROW EXCLUSIVE MODE")
+    make_ages_anew(conn)
+
+
+def make_ages_anew(conn: Connection) -> None:
+    """The same, where all who are at work know of the totals."""
     allow_long_statements(conn)
     if conn.dialect.name == "postgresql":  # whoever has changed transactions has added them, or adds them afterwards
         conn.exec_driver_sql(f"LOCK TABLE {pending_ages.name} IN SHARE ROW EXCLUSIVE MODE")

@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import pairwise
 from operator import itemgetter
 from random import Random
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection
 
 from bridge.core.check_rules import CheckTimes, GroupSettings
+from bridge.core.transaction import make_transaction_id
 from bridge.directory import DEFAULT_SETTINGS, UnansweredRound
 from bridge.sql.access import ActEntry, read_audit
 from bridge.sql.bulk import insert_rows
@@ -29,7 +31,15 @@ from bridge.sql.identity import ProcessBoard, TopicIdentity, read_identity, reco
 from bridge.sql.leases import LeaseWatch, release_lease, take_lease
 from bridge.sql.projection import clear_projection
 from bridge.sql.redrive import JobState, RedriveJob, advance_job, claim_job, create_job, find_job, list_jobs, stop_job
-from bridge.sql.rows import ALL_COLUMNS, AppliedPosition, LogIdentity, all_values, begin_position, make_row
+from bridge.sql.rows import (
+    ALL_COLUMNS,
+    AppliedPosition,
+    LogIdentity,
+    all_values,
+    begin_position,
+    make_row,
+    move_position,
+)
 from bridge.sql.search import AGE_BOUNDS_S, add_pending, count_ages, cover, read_stats, recount_pending
 from bridge.sql.tables import audit, endpoints, group_counts, pending_ages, processes, transactions
 from bridge.sql.transactions import find_many, read_positions, read_timeline
@@ -273,6 +283,29 @@ async def test_ages_are_told_without_counting(database: Database) -> None:
         await database.run(lambda conn: add_pending(conn, {key: -count for key, count in Counter(pending).items()}))
         assert await database.read(lambda conn: count_ages(conn, 0)) == {}
         assert await database.read(lambda conn: conn.execute(sa.select(pending_ages)).all()) == []
+
+
+async def test_ages_made_anew_hold_what_an_older_release_is_about_to_commit(postgres: Any) -> None:
+    """It moves the position of its queue, writes a row, and adds nothing to the ages: they are made when it is done."""
+    database = Database(postgres.create_migrated())
+    identity = LogIdentity("c", "j", "o")
+    before, after = AppliedPosition(0, 0, 0), AppliedPosition(1, 1, 1)
+    await database.run(lambda conn: begin_position(conn, 0, before, identity))
+    with database.engine.connect() as chunk, chunk.begin():
+        assert move_position(chunk, 0, before, after)
+        row = make_row(make_transaction_id(0, 7), "shop", 0, 0, 1_000_000)
+        insert_rows(chunk, transactions, ALL_COLUMNS, [all_values(row)])
+        making = asyncio.create_task(database.run(recount_pending))
+        while not making.done() and not await database.read(_count_waiting):
+            await asyncio.wait([making], timeout=0.01)
+    await making
+    ages = await database.read(lambda conn: count_ages(conn, 1_000_000))
+    assert {group: sum(count for _, count in histogram) for group, histogram in ages.items()} == {"shop": 1}
+    await database.close()
+
+
+def _count_waiting(conn: Connection) -> int:
+    return int(conn.execute(sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted")).scalar_one())
 
 
 @given(st.integers(-(10**6), 10**6), st.integers(0, 10**6))
