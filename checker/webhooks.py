@@ -369,16 +369,18 @@ class GroupMark(NamedTuple):
 
 def judge_group(before: GroupMark | None, counts: RoundCounts) -> tuple[GroupMark, str | None]:
     """A group fails when no round was answered for a minute, and at least three were not; and has recovered with the
-    next one that is. What a rebuild counts anew was answered before it failed."""
+    next one that is. What a rebuild counts anew was answered before it failed; where more are counted than ever, one
+    was answered since, whatever clocks say: rounds in vain are dated by owners, answers by brokers."""
     if before is None:
         return GroupMark(counts.answered, counts.unanswered), None
-    is_answered = counts.answered != before.answered and counts.last_answered_ms > before.since_ms
+    is_later = counts.answered != before.answered and counts.last_answered_ms > before.since_ms
+    is_answered = is_later or counts.answered > before.answered
     if is_answered or counts.unanswered < before.unanswered:
         return GroupMark(counts.answered, counts.unanswered), RECOVERED if before.is_told else None
     missed = counts.unanswered - before.unanswered
     since_ms = before.since_ms or (counts.last_unanswered_ms if missed else 0)
     is_long = missed >= FAILING_ROUNDS and counts.last_unanswered_ms - since_ms >= FAILING_AFTER_MS
-    after = GroupMark(counts.answered, before.unanswered, missed, since_ms, before.is_told or is_long)
+    after = GroupMark(before.answered, before.unanswered, missed, since_ms, before.is_told or is_long)
     return after, FAILING if after.is_told and not before.is_told else None
 
 

@@ -258,6 +258,25 @@ def test_rebuild_of_the_projection_is_no_recovery(scene: Scene) -> None:
     assert scene.ops.types() == [FAILING, RECOVERED]
 
 
+def test_group_recovers_with_its_next_answer_though_a_brokers_clock_was_ahead(scene: Scene) -> None:
+    """Owners go on from the time they saw, so rounds in vain are dated an hour behind the answers that follow."""
+    body = {"producer_group": "shop", "messages": [{"topic": "orders", "value": 1}]}
+    scene.bridge.call("PUT", "/v1/producer-groups/shop", {"endpoints": [{"url": CHECK_URL}], "check": SLOW})
+    journal = scene.bridge.memory.cluster.log.topics[scene.bridge.memory.topics.half].partitions
+    for ahead_ms in (3_600_000, 0):
+        for partition in journal:
+            partition.ahead_ms = ahead_ms
+        for _ in range(8):  # to every queue
+            scene.bridge.call("POST", "/v1/transactions", body)
+    scene.bridge.pass_ms(30_000)
+    del scene.bridge.endpoints[CHECK_URL]
+    scene.bridge.pass_ms(150_000)
+    assert scene.ops.types() == [FAILING]
+    scene.bridge.endpoints[CHECK_URL] = answer_unknown
+    scene.bridge.pass_ms(60_000)
+    assert scene.ops.types() == [FAILING, RECOVERED]
+
+
 def test_group_that_fails_while_sql_is_away_is_told_later(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """And that it has recovered: an event that could not be kept is found again by the next look."""
     kept: list[str] = []
