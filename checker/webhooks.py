@@ -33,6 +33,7 @@ from bridge.sql.engine import Database
 from bridge.sql.events import (
     CLOUD_EVENTS_JSON,
     CloudEvent,
+    Delivery,
     Happening,
     RoundCounts,
     Surroundings,
@@ -138,10 +139,12 @@ class Webhooks:
         self.waiting: Mapping[str, Waiting] = {}
         self._ports = ports
         self._groups: dict[str, GroupMark] = {}
+        # by webhook: the event that was tried last, and what came of it, until SQL has taken note of that
+        self._unnoted: dict[str, tuple[str, WebhookAttempt]] = {}
 
     async def work(self) -> None:
         """Looks and tells until cancelled; to be run by one process at a time."""
-        self._groups = {}
+        self._groups, self._unnoted = {}, {}
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._look_forever())
@@ -303,31 +306,45 @@ class Webhooks:
 
     async def tell_next(self, target: WebhookTarget) -> WebhookAttempt | None:
         """Tells a receiver the oldest event that waits for it; None if none does. Raises SqlUnavailable."""
-        database = self._ports.database
-        delivery = await database.read(partial(find_delivery, webhook=target.name))
+        delivery = await self._ports.database.read(partial(find_delivery, webhook=target.name))
         if delivery is None:
             return None
-        attempt = await self._send(target, delivery.event_id, delivery.body)
+        known = self._unnoted.get(target.name)
+        if known is not None and known[0] == delivery.event_id:
+            attempt = known[1]
+        else:
+            attempt = await self._send(target, delivery.event_id, delivery.body)
+            self._unnoted[target.name] = delivery.event_id, attempt
+        noted = await self._note(target, delivery, attempt)
+        del self._unnoted[target.name]
+        return noted
+
+    async def _note(self, target: WebhookTarget, delivery: Delivery, attempt: WebhookAttempt) -> WebhookAttempt:
+        database = self._ports.database
         if attempt.failure is None:
             await database.run(partial(remove_delivery, row_id=delivery.row_id))
             self.counts[target.name, "told"] += 1
             return attempt
-        self.counts[target.name, "failed"] += 1
-        _LOG.warning("webhook_failed", webhook=target.name, event_id=delivery.event_id, reason=attempt.failure)
         is_refusal = attempt.status in _REFUSING
         # once tried: the bridge may have been away for all of that day
         is_old = self._ports.clock.now_ms() - delivery.created_ms > KEPT_MS
         if is_old or (is_refusal and delivery.refusals + 1 >= _MOST_REFUSALS):
-            return await self._give_up(target, delivery.row_id, delivery.event_id, attempt.failure)
+            return await self._give_up(target, delivery, attempt.failure)
         note = partial(note_failure, row_id=delivery.row_id, failure=attempt.failure, is_refusal=is_refusal)
         await database.run(note)
+        self._count_failure(target, delivery, attempt.failure)
         return attempt
 
-    async def _give_up(self, target: WebhookTarget, row_id: int, event_id: str, reason: str) -> WebhookAttempt:
-        await self._ports.database.run(partial(remove_delivery, row_id=row_id))
+    async def _give_up(self, target: WebhookTarget, delivery: Delivery, reason: str) -> WebhookAttempt:
+        await self._ports.database.run(partial(remove_delivery, row_id=delivery.row_id))
+        self._count_failure(target, delivery, reason)
         self.counts[target.name, "given-up"] += 1
-        _LOG.error("webhook_given_up", webhook=target.name, event_id=event_id, reason=reason)
+        _LOG.error("webhook_given_up", webhook=target.name, event_id=delivery.event_id, reason=reason)
         return WebhookAttempt(0, None, 0)
+
+    def _count_failure(self, target: WebhookTarget, delivery: Delivery, reason: str) -> None:
+        self.counts[target.name, "failed"] += 1
+        _LOG.warning("webhook_failed", webhook=target.name, event_id=delivery.event_id, reason=reason)
 
     async def _send(self, target: WebhookTarget, event_id: str, body: str) -> WebhookAttempt:
         headers = sign_call(target.secrets, event_id, self._ports.clock.now_ms(), body)

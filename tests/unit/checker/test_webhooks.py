@@ -24,7 +24,9 @@ from bridge.sql.events import (
     find_delivery,
     keep_events,
     make_cloud_event,
+    note_failure,
     read_marks,
+    remove_delivery,
     write_marks,
 )
 from bridge.sql.identity import Halt, clear_halt, store_halt
@@ -307,6 +309,33 @@ def test_queue_that_halts_is_told_once(scene: Scene) -> None:
     assert scene.ops.types() == [STALLED]
     data = scene.ops.events[0]["data"]
     assert (data["queue"], data["kind"], data["detail"]) == (1, "op-lost", "the op topic was cut")
+
+
+@pytest.mark.parametrize("status", [204, 503])
+def test_receiver_is_not_called_again_because_sql_takes_no_note(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    """While SQL can be read and not written, what has come of a call is kept in mind, not asked for every second."""
+    is_away = True
+
+    def unless_away(work: Any) -> Any:
+        def write(conn: sa.Connection, **given: Any) -> None:
+            if is_away:
+                raise SqlUnavailable("the database is read-only")
+            work(conn, **given)
+
+        return write
+
+    monkeypatch.setattr("checker.webhooks.remove_delivery", unless_away(remove_delivery))
+    monkeypatch.setattr("checker.webhooks.note_failure", unless_away(note_failure))
+    scene.ops.status = status
+    transaction_id = scene.park()
+    scene.bridge.pass_ms(60_000)
+    assert [event["subject"] for event in scene.ops.events] == [transaction_id]
+    is_away, scene.ops.status = False, 204
+    ids = [transaction_id, scene.park()]
+    assert list(dict.fromkeys(event["subject"] for event in scene.ops.events)) == ids
+    assert len(scene.ops.calls) == (2 if status == 204 else 3)
 
 
 @pytest.mark.parametrize("topic", ["half", "parked"])
