@@ -22,6 +22,7 @@ from yarl import URL
 
 from bridge.clock import Clock
 from bridge.directory import place_of
+from bridge.turns import take_error
 from checker.call import FIRST_BYTES, TELLING_STATUSES, CheckCaller, EndpointCall, EndpointReply, Failure, failure_of
 from checker.endpoint_guard import CallbackPolicy, CheckedUrl, check_addresses, check_url
 
@@ -57,6 +58,7 @@ class HttpCaller(CheckCaller):
         self._ssl = ssl_context or ssl.create_default_context()
         self._resolve = resolve
         self._threads = ThreadPoolExecutor(_RESOLVERS, thread_name_prefix="resolve-endpoint")
+        self._resolving: dict[tuple[str, int], asyncio.Future[Sequence[str]]] = {}
 
     async def call(self, call: EndpointCall) -> EndpointReply:
         start_ms = self._clock.monotonic_ms()
@@ -86,13 +88,23 @@ class HttpCaller(CheckCaller):
             return _failed(Failure.TIMEOUT)
 
     async def _addresses_of(self, checked: CheckedUrl) -> Sequence[str] | Failure:
-        loop = asyncio.get_running_loop()
         try:
-            addresses = await loop.run_in_executor(self._threads, self._resolve, checked.host, checked.port)
+            addresses = await asyncio.shield(self._begin_resolving((checked.host, checked.port)))
         except (OSError, UnicodeError):
             return Failure.DNS
         refusal = check_addresses(checked, addresses, self._policy)
         return addresses if refusal is None else Failure.FORBIDDEN
+
+    def _begin_resolving(self, place: tuple[str, int]) -> "asyncio.Future[Sequence[str]]":
+        """One thread for all who ask for a name at once: it may stay with a name server long after their calls ended,
+        and there are only so many."""
+        resolving = self._resolving.get(place)
+        if resolving is None:
+            resolving = asyncio.get_running_loop().run_in_executor(self._threads, self._resolve, *place)
+            self._resolving[place] = resolving
+            resolving.add_done_callback(lambda _: self._resolving.pop(place))
+            resolving.add_done_callback(take_error)
+        return resolving
 
     @asynccontextmanager
     async def _session(

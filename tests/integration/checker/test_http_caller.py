@@ -336,6 +336,27 @@ async def test_slow_name_server_meets_the_deadline() -> None:
         release.set()
 
 
+async def test_name_that_no_name_server_answers_for_holds_up_no_other_name(start: Start) -> None:
+    """However many calls to it come and end meanwhile: a call that ends leaves the question behind."""
+    server, release = await start(answering(b"{}")), threading.Event()
+
+    def resolve(host: str, port: int) -> Sequence[str]:
+        if host == "hangs.example":
+            release.wait()
+        return ["127.0.0.1"]
+
+    caller = HttpCaller(LOOPBACK, SystemClock(), resolve=resolve)
+    try:
+        calls = [EndpointCall("http://hangs.example:8080/", {}, b"{}", SHORT_MS, 1_000)] * 100
+        replies = await asyncio.gather(*map(caller.call, calls))
+        assert {reply.failure for reply in replies} == {Failure.TIMEOUT}
+        other = EndpointCall(url_of(server, "shop.example"), {}, b"{}", PATIENT_MS // 4, 1_000)
+        assert (await caller.call(other)).failure is None
+    finally:
+        release.set()
+        await caller.close()
+
+
 async def test_system_resolver_and_ipv6(start: Start) -> None:
     """`localhost` as the machine knows it; an address of version 6 in brackets."""
     server = await start(answering(b"{}"))
