@@ -311,11 +311,14 @@ async def _examine_rights(parts: KafkaParts, topics: InternalTopics, roles: Role
 
 
 async def _examine_topics(parts: KafkaParts, topics: InternalTopics, settings: Settings) -> list[Diagnosis]:
+    unjudged = [Diagnosis(WARNING, "topics", "cannot be judged before SQL is migrated", _MIGRATE_REMEDY)]
+    if _find_missing_file(settings) is not None:
+        return unjudged
     database = open_database(settings)
     try:
         identity = await database.read(read_identity)
     except SqlUnavailable:
-        return [Diagnosis(WARNING, "topics", "cannot be judged before SQL is migrated", _MIGRATE_REMEDY)]
+        return unjudged
     finally:
         await database.close()
     faults = await find_faults(parts.admin, topics, identity)
@@ -363,7 +366,19 @@ async def _examine_clocks(parts: KafkaParts, topics: InternalTopics) -> list[Dia
     return [Diagnosis(OK, "clocks", f"Kafka's and this machine's agree within {abs(worst)} ms")]
 
 
+def _find_missing_file(settings: Settings) -> Path | None:
+    """SQLite makes an empty file where it opens one that is not there, as after a typing error."""
+    database = settings.sql_url().removeprefix("sqlite:///")
+    if database == settings.sql_url() or database.startswith("file:"):
+        return None
+    path = Path(database.partition("?")[0])
+    return path if path.parent.is_dir() and not path.exists() else None
+
+
 async def _examine_sql(settings: Settings) -> list[Diagnosis]:
+    if (missing := _find_missing_file(settings)) is not None:
+        text = f"there is no database file {missing}"
+        return [Diagnosis(BROKEN, "SQL", text, "Run `outbox-bridge migrate`, or correct database_url.")]
     try:
         revisions = await asyncio.to_thread(read_revisions, settings.sql_url())
     except SqlUnavailable as error:

@@ -162,6 +162,19 @@ def test_doctor_names_what_is_missing(tmp_path: Path) -> None:
     assert all(diagnosis["remedy"] for diagnosis in broken)
 
 
+def test_doctor_makes_no_database(tmp_path: Path) -> None:
+    """It looks: a file that is not there, as after a typing error, is named, and not made."""
+    settings = {
+        "OUTBOX_BRIDGE_KAFKA": '{"bootstrap.servers": "127.0.0.1:9"}',
+        "OUTBOX_BRIDGE_DATABASE_URL": f"sqlite:///{tmp_path / 'brigde.db'}",
+    }
+    done = run_command("doctor", "--url", "http://127.0.0.1:9", "-o", "json", folder=tmp_path, settings=settings)
+    (sql,) = (diagnosis for diagnosis in json.loads(done.stdout) if diagnosis["what"] == "SQL")
+    assert (done.returncode, sql["verdict"]) == (1, "broken")
+    assert "brigde.db" in sql["found"]
+    assert [path.name for path in tmp_path.glob("*.db*")] == []
+
+
 def test_settings_are_shown_with_their_origin(dev: DevProcess, tmp_path: Path) -> None:
     """File, environment and default beside one another; secrets masked."""
     (tmp_path / "outbox-bridge.toml").write_text('database_url = "sqlite:///secret.db"\n[http]\nport = 9000\n')
