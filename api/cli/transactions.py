@@ -169,11 +169,13 @@ def list_transactions(  # noqa: PLR0913, PLR0917 - a filter is an option
         remedy = "Leave out --state, --before, --blocked, --abandoned and --cursor."
         raise CommandFailed(Exit.USAGE, "--stuck is a filter of its own", remedy)
     pending = {**filters, "state": TransactionState.PREPARED, "born_before": read_time(_STUCK)}
-    found = [find_all(url, "/v1/transactions", "transactions", each, limit)[0]
+    parts = [find_all(url, "/v1/transactions", "transactions", each, limit)
              for each in (pending, {**filters, "blocked": "true"})]  # fmt: skip
-    show_page(([*found[0], *found[1]], None), output)
-    if any(len(part) == limit for part in found):
-        say("there may be more: --limit")
+    found = [row for rows, _ in parts for row in rows]
+    found.sort(key=lambda row: str(HttpReply(200, bytes(row)).members.get("born_time")), reverse=True)
+    show_page((found[:limit], None), output)
+    if len(found) > limit or any(following for _, following in parts):
+        say("there are more: --limit")
 
 
 def find_id(url: str, text: str) -> str:

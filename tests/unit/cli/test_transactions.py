@@ -1,5 +1,6 @@
 """api.cli.transactions: commands as requests, answers as tables and JSON."""
 
+import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -48,6 +49,16 @@ def test_list_of_what_is_stuck_is_two_lists(cli: Cli, bridge: CannedServer) -> N
     assert pending == {"producer_group": "orders", "limit": "50", "state": "PREPARED"}
     assert blocked == {"producer_group": "orders", "limit": "50", "blocked": "true"}
     assert cli("tx", "list", "--stuck", "--state", "PARKED", "--url", bridge.url).code == 2
+
+
+def test_limit_holds_for_what_is_stuck(cli: Cli, bridge: CannedServer) -> None:
+    """At most so many of both lists together, newest first, and it is said that there may be more."""
+    older, newer = (TRANSACTION | {"born_time": f"2026-01-31T11:0{n}:00.000Z"} for n in (1, 2))
+    bridge.answer("GET", "/v1/transactions", 200, {"transactions": [older], "next": None})
+    bridge.answer("GET", "/v1/transactions", 200, {"transactions": [newer], "next": None})
+    ended = cli("tx", "list", "--stuck", "-n", "1", "-o", "json", "--url", bridge.url)
+    assert [row["born_time"] for row in json.loads(ended.out)] == [newer["born_time"]]
+    assert "--limit" in ended.err
 
 
 def test_times_may_be_told_as_ages(cli: Cli, bridge: CannedServer) -> None:
