@@ -109,7 +109,11 @@ def migrate(
         return yes or not losses or typer.confirm("Give this up?", err=True)
 
     settings = load(config, allow_faults=allow_faults)
-    for line in run_loop(run_migrations(settings, confirm if accept_identity else None)):
+    done = run_loop(run_migrations(settings, confirm if accept_identity else None))
+    if output is not Output.TABLE and not accept_identity:
+        show_documents([encode({"done": line}) for line in done], output)
+        return
+    for line in done:
         print_line(line) if output is Output.TABLE else say(line)
 
 

@@ -245,7 +245,8 @@ def test_existing_cluster_is_used(kafka: str, tmp_path: Path) -> None:
 
 
 def test_serve_refuses_to_start_unmigrated(kafka: str, tmp_path: Path) -> None:
-    """And names the command, which makes folder and file of the default database, and may be repeated."""
+    """And names the command, which makes folder and file of the default database, says so to people and programs, and
+    may be repeated."""
     settings = {
         "OUTBOX_BRIDGE_KAFKA": json.dumps({"bootstrap.servers": kafka}),
         "OUTBOX_BRIDGE_TOPICS__PREFIX": f"{tmp_path.name}.",
@@ -254,7 +255,9 @@ def test_serve_refuses_to_start_unmigrated(kafka: str, tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "outbox-bridge migrate" in done.stderr
     for _ in range(2):
-        assert run_command("migrate", folder=tmp_path, settings=settings).returncode == 0
+        done = run_command("migrate", "-o", "json", folder=tmp_path, settings=settings)
+        assert done.returncode == 0
+        assert json.loads(done.stdout)[-1] == {"done": "internal topics are as they must be"}
     assert (tmp_path / ".outbox-bridge" / "bridge.db").is_file()
     other = settings | {"OUTBOX_BRIDGE_TOPICS__PREFIX": f"{tmp_path.name}-2."}
     for command_line in (["migrate"], ["migrate", "--accept-identity", "--yes"], ["serve", "--port", "0"]):
