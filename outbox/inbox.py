@@ -55,6 +55,9 @@ class EventGuard:
         self.note_lost: Callable[[], None] = _ignore
         self.remedy = _COMMIT_AT_END
         self.savepoints: frozenset[str] = frozenset()  # what is guarded goes when one of these is rolled back
+        self.is_refusing = True
+        self.is_committed = False
+        self.commits_begun = 0
         self._target = target
         self._watched: list[Session | Connection] = []
 
@@ -62,11 +65,22 @@ class EventGuard:
         """A commit from now on raises Misuse and does not happen; `note_lost` is called at a roll back or a close."""
         self.note_lost = note_lost
         self.remedy = remedy
-        self.watch(self._target)
-        begun = self._target.get_transaction() if isinstance(self._target, Session) else None
-        for connection, *_ in () if begun is None else list(begun._connections.values()):  # noqa: SLF001 - nothing else shows it
-            self.watch(connection)
+        self.is_refusing = True
+        self._watch_all()
         self.savepoints = frozenset(name for one in self._watched for name in _find_savepoints(one))
+
+    def follow(self) -> None:
+        """Its owner commits now; how far that comes is noted, until `disarm`."""
+        self.is_refusing = False
+        self._watch_all()
+
+    @property
+    def may_be_kept(self) -> bool:
+        """Whether something was committed before the commit that was followed raised, if it did.
+
+        By listeners of others that are called after it, or because a later one of several databases refused.
+        """
+        return self.is_committed or self.commits_begun > 1
 
     def fail(self, note_lost: Callable[[], None], remedy: str) -> None:
         """What was guarded must go: no commit until a savepoint of its beginning is rolled back, or everything."""
@@ -79,6 +93,12 @@ class EventGuard:
             return
         self._watched.append(target)
         _GUARDS[target] = (*_GUARDS.get(target, ()), self)
+
+    def _watch_all(self) -> None:
+        self.watch(self._target)
+        begun = self._target.get_transaction() if isinstance(self._target, Session) else None
+        for connection, *_ in () if begun is None else list(begun._connections.values()):  # noqa: SLF001 - nothing else shows it
+            self.watch(connection)
 
     def disarm(self) -> None:
         """The session is its owner's again."""
@@ -121,6 +141,13 @@ def _refuse_of_session(session: Session) -> None:
         _refuse(_GUARDS[session])
 
 
+@event.listens_for(Session, "after_commit", insert=True)  # before those of others, which may raise
+def _note_commit(session: Session) -> None:
+    if not session.in_nested_transaction():
+        for guard in _GUARDS.get(session, ()):
+            guard.is_committed = True
+
+
 @event.listens_for(Session, "after_transaction_end")
 def _note_end(session: Session, ended: SessionTransaction) -> None:
     if ended.parent is None:
@@ -135,12 +162,14 @@ def _watch_begun(session: Session, _: SessionTransaction, connection: Connection
 
 @event.listens_for(Engine, "commit")
 def _refuse_of_connection(connection: Connection) -> None:
-    if connection in _GUARDS:
-        guards = _GUARDS[connection]  # of which a roll back may be the end
+    guards = _GUARDS.get(connection, ())  # of which a roll back may be the end
+    if any(guard.is_refusing for guard in guards):
         # a connection takes its transaction for over after a failed commit, and would not roll it back any more
         connection.dialect.do_rollback(connection.connection)
         _note_lost(connection)
         _refuse(guards)
+    for guard in guards:
+        guard.commits_begun += 1
 
 
 @event.listens_for(Engine, "rollback")
@@ -160,9 +189,11 @@ def _note_lost(target: Session | Connection) -> None:
         guard.note_lost()
 
 
-def _refuse(guards: Sequence[EventGuard]) -> NoReturn:
-    """In the words of the innermost block."""
-    raise Misuse(guards[-1].remedy)
+def _refuse(guards: Sequence[EventGuard]) -> None:
+    """In the words of the innermost block that allows no commit, if there is one."""
+    for guard in reversed(guards):
+        if guard.is_refusing:
+            raise Misuse(guard.remedy)
 
 
 # --- the inbox ---

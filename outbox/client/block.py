@@ -117,7 +117,17 @@ class LocalWork:
 
     async def commit(self) -> None:
         """Commits."""
-        await _settle(self._session.commit())
+        if self._guard is not None:
+            self._guard.follow()
+        try:
+            await _settle(self._session.commit())
+        finally:
+            self.disarm()
+
+    @property
+    def may_be_kept(self) -> bool:
+        """Whether something was committed before `commit` raised, whatever it raised."""
+        return self._guard is not None and self._guard.may_be_kept
 
     async def rollback(self) -> None:
         """Rolls back."""
@@ -365,7 +375,7 @@ class TransactionBlock:
             await self._work.commit()
         except Exception as error:
             is_over = await self._roll_back()
-            if is_surely_not_committed(error):
+            if is_surely_not_committed(error) and not self._work.may_be_kept:
                 if is_over:
                     await self._withdraw(half, error)
                 raise

@@ -95,6 +95,14 @@ def order(engine: sa.Engine, face: Bridge, customer: int | None = None, *, fails
             raise KeyError
 
 
+def write(session: Session, face: Bridge, *statements: sa.Insert) -> None:
+    """Rows with a message."""
+    with face.transaction(session) as transaction:
+        for statement in statements:
+            session.execute(statement)
+        transaction.send("orders", value="v")
+
+
 def test_block_leaves_no_session_to_the_garbage_collector(engine: sa.Engine, face: Bridge) -> None:
     """With 64 threads it would be busy with all that a session holds; a block that is over is gone at once."""
     session = Session(engine)
@@ -124,6 +132,52 @@ def test_constraint_checked_at_the_commit_leaves_neither(bridge: SocketBridge, e
         order(engine, face, customer=7)
     assert (rows(engine, ORDERS), rows(engine, RECORDS)) == ([], [])
     assert bridge.states_of(face.producer_group) == ["ROLLED_BACK"]
+
+
+@pytest.mark.parametrize("name", ["after_commit", "after_transaction_end"])
+def test_listener_that_raises_after_the_commit_takes_no_message_back(
+    bridge: SocketBridge, engine: sa.Engine, face: Bridge, name: str
+) -> None:
+    """It may meet a refusal of its own, such as a search index that has the row: the order is there all the same."""
+
+    def index(session: Session, *_: object) -> None:
+        if not session.info.setdefault("is_indexed", False):
+            session.info["is_indexed"] = True
+            with engine.begin() as connection:
+                connection.execute(CUSTOMERS.insert().values(id=1))
+
+    with engine.begin() as connection:
+        connection.execute(CUSTOMERS.insert().values(id=1))
+    with Session(engine) as session:
+        sa.event.listen(session, name, index)
+        with pytest.raises(LocalCommitUnknown):
+            write(session, face, ORDERS.insert().values(id=1))
+    assert (rows(engine, ORDERS), len(rows(engine, RECORDS))) == ([1], 1)
+    assert bridge.states_of(face.producer_group) == ["PREPARED"]
+
+
+@pytest.mark.filterwarnings("ignore:transaction already deassociated")  # the one that has committed
+def test_refusal_of_a_second_database_takes_no_message_back(
+    bridge: SocketBridge, engine: sa.Engine, face: Bridge, tmp_path: Path
+) -> None:
+    """The other one has committed by then, perhaps the order and the record: the back-check finds out."""
+    other = sa.create_engine(f"sqlite:///{tmp_path / 'other.db'}")
+    sa.event.listen(other, "connect", lambda connection, _: connection.execute("PRAGMA foreign_keys = ON"))
+    METADATA.create_all(other)
+    begun = []
+
+    def refuse_second(connection: sa.Connection) -> None:
+        begun.append(connection)
+        if len(begun) == 2:
+            connection.exec_driver_sql("INSERT INTO orders VALUES (9, 9)")  # of a customer who is not there
+
+    for one in (engine, other):
+        sa.event.listen(one, "commit", refuse_second)
+    with Session(engine, binds={CUSTOMERS: other}) as session, pytest.raises(LocalCommitUnknown):
+        write(session, face, ORDERS.insert().values(id=1), CUSTOMERS.insert().values(id=2))
+    assert len(rows(engine, ORDERS) + rows(other, CUSTOMERS)) == 1
+    assert bridge.states_of(face.producer_group) == ["PREPARED"]
+    other.dispose()
 
 
 def test_second_run_under_one_key_meets_the_record_of_the_first(
