@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import Session, SessionTransaction, scoped_session
+from sqlalchemy.orm import Session, SessionTransaction
 
 from outbox.client.errors import Misuse, OutboxConfigError
 from outbox.tables import INBOX_ID_LENGTH, make_inbox_table
@@ -28,6 +28,7 @@ from outbox.transaction_record import (
     DatabaseNow,
     find_connection,
     find_run,
+    find_scoped,
     is_autocommitting,
     make_insert_missing,
     raise_missing,
@@ -117,7 +118,7 @@ _GUARDS: WeakKeyDictionary[Any, tuple[EventGuard, ...]] = WeakKeyDictionary()  #
 
 def find_guard(session: object) -> EventGuard | None:
     """None for what is neither session nor connection of SQLAlchemy."""
-    target = session() if isinstance(session, scoped_session) else session
+    target = find_scoped(session)
     for name in ("sync_session", "sync_connection"):  # asyncio's wrap them
         target = getattr(target, name, target)
     return EventGuard(target) if isinstance(target, Session | Connection) else None

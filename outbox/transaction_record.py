@@ -27,6 +27,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.util import ScopedRegistry
 
 from outbox.client.checks import Check, Tell
 from outbox.client.errors import LocalTransactionBarred, Misuse, OutboxConfigError, TableMissing
@@ -164,16 +165,22 @@ def find_connection(session: Session | Connection, other: str) -> Connection:
     """That of a session. Raises Misuse. `other`: what takes sessions of asyncio."""
     if isinstance(session, Connection):
         return session
-    if hasattr(session, "run_sync"):
+    if hasattr(find_scoped(session), "run_sync"):
         raise Misuse(f"a session of asyncio needs {other}")
     if isinstance(session, type) or not hasattr(session, "connection"):
         raise Misuse(f"a session or connection of SQLAlchemy is needed, not {type(session).__name__}")
     return session.connection()
 
 
+def find_scoped(session: Any) -> Any:  # noqa: ANN401 - of any kind
+    """The one that a scoped session, also of asyncio, stands for now; others as they are."""
+    is_scoped = isinstance(getattr(session, "registry", None), ScopedRegistry)
+    return session() if is_scoped else session
+
+
 def find_run(session: object, other: str) -> Callable[..., Awaitable[Any]]:
     """What runs a function in a session of asyncio. Raises Misuse. `other`: what takes other sessions."""
-    run = getattr(session, "run_sync", None)
+    run = getattr(find_scoped(session), "run_sync", None)  # a scoped one does not hand it on
     if run is None:
         raise Misuse(f"a session or connection of asyncio is needed, not {type(session).__name__}: that is for {other}")
     found: Callable[..., Awaitable[Any]] = run

@@ -1,5 +1,6 @@
 """Blocks around code that commits or rolls back by itself: rows and messages stay together, or the caller is told."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -7,7 +8,13 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import (
+    AsyncConnection,
+    AsyncSession,
+    async_scoped_session,
+    async_sessionmaker,
+    create_async_engine,
+)
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from outbox import AsyncBridge, Bridge, Misuse
@@ -70,7 +77,7 @@ async def commit_session(session: AsyncSession | AsyncConnection) -> None:
 
 async def commit_connection(session: AsyncSession | AsyncConnection) -> None:
     """A session's own, if it is one."""
-    await (await session.connection() if isinstance(session, AsyncSession) else session).commit()
+    await (session if isinstance(session, AsyncConnection) else await session.connection()).commit()
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
@@ -204,11 +211,12 @@ async def test_commit_in_a_block_of_an_event_loop_is_refused(
     group: str,
     commit: Callable[[AsyncSession | AsyncConnection], Awaitable[None]],
 ) -> None:
-    """For sessions and connections alike."""
+    """For sessions, scoped ones and connections alike."""
     engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}")
     async with engine.begin() as conn:
         await conn.run_sync(METADATA.create_all)
-    made: list[AsyncSession | AsyncConnection] = [AsyncSession(engine), await engine.connect()]
+    scoped = async_scoped_session(async_sessionmaker(engine), asyncio.current_task)
+    made: list[Any] = [AsyncSession(engine), await engine.connect(), scoped]
     async with AsyncBridge(bridge.url, group) as face:
         for session in made:
             with pytest.raises(Misuse):
@@ -218,3 +226,20 @@ async def test_commit_in_a_block_of_an_event_loop_is_refused(
         assert list(await conn.scalars(sa.select(ORDERS.c.id))) == []
     await engine.dispose()
     assert bridge.states_of(group) == []
+
+
+async def test_scoped_session_of_an_event_loop_will_do(bridge: SocketBridge, tmp_path: Path, group: str) -> None:
+    """It stands for the session of its task: for the record, too."""
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}")
+    async with engine.begin() as conn:
+        await conn.run_sync(METADATA.create_all)
+    scoped: Any = async_scoped_session(async_sessionmaker(engine), asyncio.current_task)
+
+    async def nothing_more(_: AsyncSession | AsyncConnection) -> None: ...
+
+    async with AsyncBridge(bridge.url, group) as face:
+        await place_awaited(face, scoped, nothing_more)
+        assert list(await scoped.scalars(sa.select(ORDERS.c.id))) == [1]
+        await scoped.remove()
+    await engine.dispose()
+    assert bridge.states_of(group) == ["COMMITTED"]
