@@ -11,11 +11,12 @@ A row for each message, in the same database transaction as what the message cau
 inserted first, so a second consumer that has the message at the same time waits for the first one's end.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, event
@@ -56,16 +57,26 @@ class EventGuard:
         self.note_lost: Callable[[], None] = _ignore
         self.remedy = _COMMIT_AT_END
         self.savepoints: frozenset[str] = frozenset()  # what is guarded goes when one of these is rolled back
+        self.measure: Callable[[], int] = _measure_nothing
+        self.marks: dict[object, int] = {}  # what it measured when a savepoint began, by that or by its depth
         self.is_refusing = True
         self.is_committed = False
         self.commits_begun = 0
         self._target = target
         self._watched: list[Session | Connection] = []
 
-    def arm(self, note_lost: Callable[[], None], remedy: str = _COMMIT_AT_END) -> None:
-        """A commit from now on raises Misuse and does not happen; `note_lost` is called at a roll back or a close."""
+    def arm(
+        self,
+        note_lost: Callable[[], None],
+        remedy: str = _COMMIT_AT_END,
+        measure: Callable[[], int] | None = None,
+    ) -> None:
+        """A commit from now on raises Misuse and does not happen; `note_lost` is called at a roll back or a close, and
+        at that of a savepoint from whose beginning on `measure` has grown.
+        """
         self.note_lost = note_lost
         self.remedy = remedy
+        self.measure = measure or _measure_nothing
         self.is_refusing = True
         self._watch_all()
         self.savepoints = frozenset(name for one in self._watched for name in _find_savepoints(one))
@@ -110,6 +121,8 @@ class EventGuard:
             else:
                 _GUARDS.pop(target, None)
         self._watched = []
+        self.marks = {}
+        self.measure = _measure_nothing
         self.note_lost = _ignore  # it leads back to here: the session would be left to the garbage collector
 
 
@@ -125,7 +138,7 @@ def find_guard(session: object) -> EventGuard | None:
 
 
 def _find_savepoints(target: Session | Connection) -> Iterable[str]:
-    """Names of those that a connection is in."""
+    """Names of those that a connection is in, the innermost first."""
     nested = target.get_nested_transaction() if isinstance(target, Connection) else None
     while nested is not None:
         yield nested._savepoint  # noqa: SLF001 - nothing else names it
@@ -134,6 +147,10 @@ def _find_savepoints(target: Session | Connection) -> Iterable[str]:
 
 def _ignore() -> None:
     """Before a guard is armed."""
+
+
+def _measure_nothing() -> int:
+    return 0
 
 
 @event.listens_for(Session, "before_commit")
@@ -153,6 +170,17 @@ def _note_commit(session: Session) -> None:
 def _note_end(session: Session, ended: SessionTransaction) -> None:
     if ended.parent is None:
         _note_lost(session)
+
+
+@event.listens_for(Session, "after_transaction_create")
+def _note_nested(session: Session, begun: SessionTransaction) -> None:
+    if begun.nested:  # the connection hears of it only once it is used in there
+        _mark(session, ref(begun))
+
+
+@event.listens_for(Session, "after_soft_rollback")
+def _note_nested_rollback(session: Session, ended: SessionTransaction) -> None:
+    _note_lost_since(session, ref(ended))
 
 
 @event.listens_for(Session, "after_begin")
@@ -180,8 +208,29 @@ def _note_rollback(connection: Connection) -> None:
 
 @event.listens_for(Engine, "rollback_savepoint")
 def _note_rollback_to(connection: Connection, name: str, _: object) -> None:
-    for guard in _GUARDS.get(connection, ()):
+    if connection not in _GUARDS:
+        return
+    names = [*_find_savepoints(connection)]
+    _note_lost_since(connection, len(names) - 1 - names.index(name) if name in names else None)
+    for guard in _GUARDS[connection]:
         if name in guard.savepoints:
+            guard.note_lost()
+
+
+@event.listens_for(Engine, "savepoint")
+def _note_savepoint(connection: Connection, _: str | None) -> None:  # it has no name yet
+    if connection in _GUARDS:
+        _mark(connection, len([*_find_savepoints(connection)]))
+
+
+def _mark(target: Session | Connection, savepoint: object) -> None:
+    for guard in _GUARDS.get(target, ()):
+        guard.marks[savepoint] = guard.measure()
+
+
+def _note_lost_since(target: Session | Connection, savepoint: object) -> None:
+    for guard in _GUARDS.get(target, ()):
+        if guard.measure() > guard.marks.get(savepoint, math.inf):
             guard.note_lost()
 
 

@@ -92,13 +92,13 @@ class LocalWork:
         self._session = session
         self._record = record
 
-    def arm(self, note_lost: Callable[[], None]) -> None:
+    def arm(self, note_lost: Callable[[], None], count: Callable[[], int]) -> None:
         """The session is in the caller's hands: a commit raises Misuse and does not happen until `disarm`.
 
-        `note_lost` is called at a roll back or a close.
+        `note_lost` is called at a roll back or a close, and at that of a savepoint if `count` grew in it.
         """
         if self._guard is not None:
-            self._guard.arm(note_lost)
+            self._guard.arm(note_lost, measure=count)
 
     def disarm(self) -> None:
         """The session is its owner's again."""
@@ -306,7 +306,7 @@ class TransactionBlock:
         if self._is_open or self._messages or self.result is not None:
             raise Misuse("each block needs a transaction of its own")
         self._is_open = True
-        self._work.arm(self._note_lost)
+        self._work.arm(self._note_lost, self._messages.__len__)
 
     def _note_lost(self) -> None:
         self._is_torn = self._is_torn or bool(self._messages)
@@ -318,7 +318,9 @@ class TransactionBlock:
             await self._abandon(error)
         elif self._is_torn:
             await self._abandon(None)
-            raise Misuse("the session was rolled back or closed in the block, after messages had been sent in it")
+            raise Misuse(
+                "the session, or a savepoint, was rolled back or closed in the block after messages had been sent in it"
+            )
         elif not self._messages:
             await self._work.commit()
         else:

@@ -223,7 +223,7 @@ USES: dict[str, tuple[Use, str, str]] = {
     "roll back inside": (
         roll_back_inside,
         "Misuse",
-        "the session was rolled back or closed in the block, after messages had been sent in it",
+        "the session, or a savepoint, was rolled back or closed in the block after messages had been sent in it",
     ),
     "option with a typing error": (
         lambda desk: desk.block(send, orderingkey="a"),

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +167,41 @@ def test_savepoints_in_a_block_are_free(engine: sa.Engine, face: Bridge) -> None
         session.begin_nested().rollback()
         transaction.send("orders", value="v")
     assert orders(engine) == [1]
+
+
+def try_second(session: Any, transaction: Any) -> None:
+    """An order that is there already, in a savepoint of its own, as one of many that are taken over."""
+    with suppress(sa.exc.IntegrityError), session.begin_nested():
+        transaction.send("orders", value="second")
+        session.execute(ORDERS.insert().values(id=1))
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_message_sent_in_a_savepoint_does_not_outlive_it(
+    bridge: SocketBridge, engine: sa.Engine, face: Bridge, make: Callable[[sa.Engine], Any]
+) -> None:
+    """Its rows went with the savepoint: nobody may hear of them."""
+
+    def take_over(session: Any) -> None:
+        with face.transaction(session) as transaction:
+            session.execute(ORDERS.insert())
+            try_second(session, transaction)
+
+    with closing(make(engine)) as session, pytest.raises(Misuse, match="savepoint"):
+        take_over(session)
+    assert (orders(engine), bridge.states_of(face.producer_group)) == ([], [])
+
+
+def test_message_sent_before_a_savepoint_outlives_it(engine: sa.Engine, face: Bridge) -> None:
+    """As its rows do; so does one of a savepoint that is kept."""
+    with Session(engine) as session, face.transaction(session) as transaction:
+        with session.begin_nested():
+            session.execute(ORDERS.insert())
+            transaction.send("orders", value="v")
+        with suppress(sa.exc.IntegrityError), session.begin_nested():
+            session.execute(ORDERS.insert().values(id=1))
+    assert orders(engine) == [1]
+    assert transaction.result is not None
 
 
 @pytest.mark.parametrize("end", [Session.rollback, Session.close])
