@@ -263,6 +263,7 @@ class TransactionBlock:
 
     @ordering_key.setter
     def ordering_key(self, key: str | None) -> None:
+        self._refuse_early()
         self._options["ordering_key"] = key
 
     @property
@@ -272,7 +273,13 @@ class TransactionBlock:
 
     @idempotency_key.setter
     def idempotency_key(self, key: str | None) -> None:
+        self._refuse_early()
         self._options["idempotency_key"] = key
+
+    def _refuse_early(self) -> None:
+        """What is stored can be changed no more, and ends as it was stored."""
+        if self._early is not None:
+            raise Misuse("keys are set before `prepare_early`, which has stored what was said until then")
 
     def send(
         self,

@@ -262,6 +262,23 @@ def test_early_prepare_is_the_last_word(group: str, own: MemoryOutboxBridge, wor
     assert own.pending(group) == []
 
 
+@pytest.mark.parametrize("name", ["ordering_key", "idempotency_key"])
+def test_key_that_comes_after_an_early_prepare_is_refused(group: str, own: MemoryOutboxBridge, name: str) -> None:
+    """It would be left out silently, and with it the order, or what keeps two runs apart."""
+    session: Any = Local()
+
+    def block(bridge: Bridge) -> None:
+        with bridge.transaction(session) as transaction:
+            send(transaction)
+            transaction.prepare_early()
+            setattr(transaction, name, "k")
+
+    with Bridge(own.url, group, record=session) as bridge, pytest.raises(Misuse, match="keys are set before"):
+        block(bridge)
+    assert session.called == ["rollback"]
+    assert own.pending(group) == []
+
+
 def test_requests_that_prepare_early_leave_the_pool_alone(tmp_path: Path, away: str) -> None:
     """None of thirty at once takes one of fifteen connections while it waits for a bridge that is away."""
     engine = sa.create_engine(f"sqlite:///{tmp_path / 'shop.db'}", poolclass=QueuePool, pool_size=15, max_overflow=0)
