@@ -3,7 +3,7 @@
 import pytest
 
 from bridge.directory import Endpoint
-from checker.concurrency import COOLING_MS, EndpointRotation, retry_after_ms
+from checker.concurrency import COOLING_MS, EndpointRotation, read_pause_ms, retry_after_ms
 
 A, B, C = Endpoint("https://a.example/"), Endpoint("https://b.example/"), Endpoint("https://c.example/")
 ALL = (A, B, C)
@@ -91,3 +91,8 @@ def test_peeking_takes_no_turn() -> None:
 def test_retry_after_is_honoured_in_bounds(header: str | None, pause_ms: int) -> None:
     """Nobody silences the checker for a day, or makes it hammer."""
     assert retry_after_ms(header) == pause_ms
+
+
+def test_pause_that_is_no_number_is_none() -> None:
+    """However long it is."""
+    assert [read_pause_ms(header) for header in ("86400", "0", None, "soon", "9" * 5_000)] == [86_400_000, 0, 0, 0, 0]
