@@ -20,9 +20,18 @@ from bridge.core.audit_chain import (
 )
 from bridge.core.errors import SqlUnavailable, StoreError
 from bridge.core.keyring import Keyring
-from bridge.core.message import JsonText, Message, MessageQueue
+from bridge.core.message import JsonText, Message, MessageQueue, write_json
 from bridge.core.topics import InternalTopics
-from bridge.sql.access import ActEntry, adopt_entries, find_unlinked, read_last_link, read_links, read_macs, record_act
+from bridge.sql.access import (
+    ActEntry,
+    adopt_entries,
+    decode_members,
+    find_unlinked,
+    read_last_link,
+    read_links,
+    read_macs,
+    record_act,
+)
 from bridge.sql.engine import Database
 from bridge.sql.events import CLOUD_EVENTS_JSON, Happening, make_cloud_event, name_source, read_acts, write_marks
 from bridge.store.message_store import MessageStore, PutStatus
@@ -307,8 +316,8 @@ class AuditTopic:
             "action": row.what,
             "target": row.target,
             "reason": row.reason,
-            "before": None if row.before is None else JsonText(row.before),
-            "after": None if row.after is None else JsonText(row.after),
+            "before": _show(row.before),
+            "after": _show(row.after),
         }
         # not by its number alone: behind a restored backup the same numbers are other acts
         told = make_cloud_event(source, Happening(f"audit.{row.what}", link.mac, row.target, row.at_ms, data))
@@ -319,3 +328,11 @@ class AuditTopic:
         if fault and fault != self.fault:
             _LOG.warning("audit_not_told", topic=self.topic, reason=fault)
         self.fault = fault
+
+
+def _show(members: str | None) -> object:
+    """As readers of the audit are shown it; the text where the bridge cannot have written it: others may, in SQL."""
+    try:
+        return JsonText(write_json(decode_members(members)))
+    except (ValueError, TypeError, RecursionError):
+        return members

@@ -302,7 +302,7 @@ def read_audit(conn: Connection, limit: int, cursor: str | None = None) -> tuple
         query = query.where(audit.c.id < decode_cursor(_CURSOR, 1, cursor)[0])
     rows = list(conn.execute(query))
     entries = [
-        ActEntry(row.at_ms, row.actor, row.what, row.target, row.reason, _decode(row.before), _decode(row.after))
+        ActEntry(row.at_ms, row.actor, row.what, row.target, row.reason, *map(decode_members, (row.before, row.after)))
         for row in rows[:limit]
     ]
     return entries, encode_cursor(_CURSOR, rows[limit - 1].id) if len(rows) > limit else None
@@ -312,7 +312,8 @@ def _encode(members: Mapping[str, object] | None) -> str | None:
     return None if members is None else json.dumps(_hide_queries(members), separators=(",", ":"))
 
 
-def _decode(text: str | None) -> Mapping[str, object] | None:
+def decode_members(text: str | None) -> Mapping[str, object] | None:
+    """What an entry keeps of `before` or `after`, as it may be shown. Raises ValueError at what is no JSON object."""
     return None if text is None else _hide_queries(json.loads(text))
 
 

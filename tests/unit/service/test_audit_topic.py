@@ -12,6 +12,7 @@ from bridge.core.message import MessageQueue
 from bridge.node import Node
 from bridge.service.audit import AuditTopic
 from bridge.service.operate import Who
+from bridge.sql.access import adopt_entries
 from bridge.sql.tables import audit, audit_links, event_marks
 from tests.support.service_world import ServiceWorld, make_service_world
 
@@ -138,5 +139,26 @@ def test_act_that_the_topic_does_not_take_is_waited_for(tmp_path: Path) -> None:
             log.alter({"max.message.bytes": "1000000"})
             await topic.run_once()
             assert [event["subject"] for event in await read_told(world)] == ["a", "b", "c", "d"]
+
+    world.run(story())
+
+
+def test_queries_of_urls_in_old_entries_are_not_told(tmp_path: Path) -> None:
+    """As nobody is shown them who reads the audit: a token may stand there. What is no JSON is told as a text."""
+    world = make_service_world(tmp_path)
+    old = {"at_ms": 1, "actor": "ann", "what": "producer-group.put", "target": "shop", "reason": None}
+    urls = '{"endpoints":["https://shop.example/check?token=t0ken"],"url":"https://shop.example/?token=t0ken"}'
+    odd = ["not JSON", "[1]", '{"a":NaN}', "[" * 100_000]
+    rows = [old | {"before": None, "after": urls}, *[old | {"before": text, "after": None} for text in odd]]
+
+    async def story() -> None:
+        async with world.serving() as api:
+            await world.database.run(lambda conn: conn.execute(sa.insert(audit), rows))
+            await world.database.run(lambda conn: adopt_entries(conn, 0, 2))
+            assert await open_topic(world, api).run_once() == 5
+            put, *told = await read_told(world)
+            assert put["data"]["after"].keys() == {"endpoints", "url"}
+            assert "t0ken" not in json.dumps(put)
+            assert [event["data"]["before"] for event in told] == odd
 
     world.run(story())
