@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import httptools
 import structlog
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from api.web.guard import ByteLease
@@ -104,6 +104,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _forget_peer(self) -> None:
         self._certified, self.short_way = None, type(self).short_way
+        if isinstance(self.cycle, RequestResponseCycle):  # of a request that lasts, such as a stream
+            self.cycle.scope["state"]["certified"] = None
 
     def _make_room(self) -> bool:
         """Ends the connection that has been without a request longest, else a stream that waits for its next line:

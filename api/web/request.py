@@ -203,10 +203,10 @@ class ApiRequest:
                 self.usage.leave()
 
     def prove_again(self, find: Callable[["ApiRequest"], Caller | Problem] | None = None) -> Problem | None:
-        """Why the caller may go on no more, if so: whoever stays keeps no right that is taken from him. `find`: says
-        who it is, where not everybody shows a credential."""
+        """Why the caller may go on no more: no right that is taken is kept. `find`: who it is, beside credentials."""
         if not self.caller.is_proven:
             return None
+        self.certified = self.scope.get("state", {}).get("certified", self.certified)  # until the certificate ends
         found = find(self) if find else identify(self.services.access, self.path, self.scope["headers"], self.certified)
         if isinstance(found, Problem):
             return found

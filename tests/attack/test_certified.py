@@ -28,6 +28,10 @@ from tests.support.live_server import HOST, LiveServer, serve
 
 ORDER = b'{"producer_group":"orders","messages":[{"topic":"orders.created","value":"x"}]}'
 HEAD = b"POST /v1/transactions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%b\r\n%b"
+STREAM = (
+    b"POST /v1/transactions/batch HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n"
+    b"Content-Type: application/x-ndjson\r\n\r\n"
+)
 SPIFFE = UniformResourceIdentifier("spiffe://prod/ns/shop/sa/orders")
 PRINCIPALS = {
     "URI:spiffe://prod/ns/shop/sa/orders": "shop",
@@ -144,6 +148,24 @@ async def test_identity_ends_with_its_certificate(live: LiveServer, authority: A
             assert time.monotonic() < end
             await asyncio.sleep(0.1)
         assert [status, await client.ask()] == [UNKNOWN] * 2
+
+
+async def test_stream_ends_with_the_certificate_of_its_connection(live: LiveServer, authority: Authority) -> None:
+    """It can last for days: what comes after the end is nobody's."""
+    shown = authority.issue_client(SPIFFE, life_s=3)
+    reader, writer = await replace(live, tls=authority.client(shown)).connect()
+    writer.write(STREAM)
+    end = time.monotonic() + 20
+    answers = []
+    while not answers or b'"status":201' in answers[-1]:
+        assert time.monotonic() < end
+        writer.write(b"%x\r\n%b\n\r\n" % (len(ORDER) + 1, ORDER))
+        answers.append(await asyncio.wait_for(reader.readuntil(b"}\n"), 20))
+        await asyncio.sleep(0.1)
+    assert len(answers) > 1
+    assert b'"status":401' in answers[-1]
+    assert await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 20)
+    writer.close()
 
 
 async def test_session_outlives_no_certificate(live: LiveServer, authority: Authority) -> None:
