@@ -1,5 +1,6 @@
 """Who calls: principals, their grants, keys, sessions of people, signatures of RocketMQ's clients."""
 
+import asyncio
 import math
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping, Sequence
@@ -85,6 +86,7 @@ class AccessService:
         self._clock = clock
         self._random_bytes = random_bytes
         self._snapshot = AccessSnapshot()
+        self._looks = self._taken_look = 0  # how many have begun, and the last one that was not too late
         self._admin = {} if config.admin_key is None else _make_static(config.admin_key)
         self.issuers = None if config.fetch is None else Issuers(config.issuers, config.fetch, clock)
         self._callers: dict[str, Caller] = {}
@@ -139,16 +141,21 @@ class AccessService:
 
     async def refresh(self) -> None:
         """Forgets who is over, and reads what has changed. Raises SqlUnavailable."""
+        self._forget_over()
+        self._looks += 1
+        look, known = self._looks, self._snapshot
+        snapshot = await self._database.read(partial(access.read_access, known=known))
+        if look < self._taken_look:  # what a later one has found is at least as new
+            return
+        self._taken_look = look
+        if snapshot is not known:
+            self._take(snapshot)
+
+    def _forget_over(self) -> None:
         now_ms = self._clock.now_ms()
         is_over = [key.expires_ms is not None and key.expires_ms <= now_ms for key in self._snapshot.keys.values()]
         if any(is_over) or self._until_ms <= now_ms:
             self._take(self._snapshot)
-        known = None
-        while known is not self._snapshot:  # what was read beside a newer look may be older than that
-            known = self._snapshot
-            snapshot = await self._database.read(partial(access.read_access, known=known))
-        if snapshot is not known:
-            self._take(snapshot)
 
     def _take(self, snapshot: AccessSnapshot) -> None:
         now_ms = self._clock.now_ms()
@@ -159,7 +166,15 @@ class AccessService:
         self.generation += 1
 
     async def run_forever(self) -> None:
-        """Until cancelled."""
+        """Until cancelled. Who is over is forgotten in time, however long the database takes to answer."""
+        await asyncio.gather(self._forget_forever(), self._read_forever())
+
+    async def _forget_forever(self) -> None:
+        while True:
+            await self._clock.sleep_ms(self.config.refresh_ms)
+            self._forget_over()
+
+    async def _read_forever(self) -> None:
         while True:
             try:
                 await self.refresh()

@@ -185,6 +185,23 @@ async def test_key_expires(world: AccessWorld) -> None:
     assert world.first.generation > generation
 
 
+async def test_key_expires_in_time_while_the_database_takes_its_time(world: AccessWorld) -> None:
+    """Nothing of it has to be asked for."""
+    made = await world.make_key(life_ms=60_000)
+    database = HeldDatabase(world.database.url.render_as_string(hide_password=False), others=1)
+    process = AccessService(database, world.clock, AccessConfig(is_open=False))
+    await process.refresh()
+    loop = asyncio.create_task(process.run_forever())
+    await database.has_read.wait()
+    assert process.identify(made.text) is not None
+    generation = process.generation
+    await world.clock.advance(61_000)
+    assert process.identify(made.text) is None
+    assert process.generation > generation
+    loop.cancel()
+    await database.close()
+
+
 async def test_two_keys_replace_one_another(world: AccessWorld) -> None:
     """A third is refused until one is revoked, or has expired."""
     old, new = await world.make_key(), await world.make_key(life_ms=DAY_MS)
