@@ -191,10 +191,18 @@ def _watch_begun(session: Session, _: SessionTransaction, connection: Connection
 
 @event.listens_for(Engine, "commit")
 def _refuse_of_connection(connection: Connection) -> None:
+    _take_commit(connection, lambda: connection.dialect.do_rollback(connection.connection))
+
+
+@event.listens_for(Engine, "commit_twophase")
+def _refuse_of_two_phases(connection: Connection, xid: object, is_prepared: bool) -> None:
+    _take_commit(connection, lambda: connection.dialect.do_rollback_twophase(connection, xid, is_prepared))
+
+
+def _take_commit(connection: Connection, roll_back: Callable[[], None]) -> None:
     guards = _GUARDS.get(connection, ())  # of which a roll back may be the end
     if any(guard.is_refusing for guard in guards):
-        # a connection takes its transaction for over after a failed commit, and would not roll it back any more
-        connection.dialect.do_rollback(connection.connection)
+        roll_back()  # a connection takes its transaction for over after a failed commit, and would not do it any more
         _note_lost(connection)
         _refuse(guards)
     for guard in guards:
@@ -202,7 +210,8 @@ def _refuse_of_connection(connection: Connection) -> None:
 
 
 @event.listens_for(Engine, "rollback")
-def _note_rollback(connection: Connection) -> None:
+@event.listens_for(Engine, "rollback_twophase")
+def _note_rollback(connection: Connection, *_: object) -> None:
     _note_lost(connection)
 
 

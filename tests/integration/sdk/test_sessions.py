@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from outbox import AsyncBridge, Bridge, LocalCommitUnknown, Message
+from outbox import AsyncBridge, Bridge, LocalCommitUnknown, Message, Misuse
 from tests.support.bridge_process import wait_until
 from tests.support.socket_bridge import SocketBridge
 
@@ -209,6 +209,31 @@ async def async_engine(postgres: Any) -> AsyncIterator[AsyncEngine]:
         await connection.run_sync(METADATA.create_all)
     yield engine
     await engine.dispose()
+
+
+@pytest.mark.parametrize("end", [sa.Connection.commit, sa.Connection.rollback])
+def test_end_of_two_phases_in_a_block_is_heard(
+    bridge: SocketBridge, postgres: Any, face: Bridge, end: Callable[[sa.Connection], None]
+) -> None:
+    """A commit would keep rows without their message, a roll back would send a message without its rows."""
+    engine = sa.create_engine(postgres.create())
+    METADATA.create_all(engine)
+
+    def block(connection: sa.Connection) -> None:
+        with face.transaction(connection) as transaction:
+            connection.execute(ORDERS.insert().values(id=1))
+            transaction.send("orders", value="v")
+            end(connection)
+
+    with engine.connect() as connection, connection.begin_twophase(), pytest.raises(Misuse):
+        block(connection)
+    assert rows(engine, ORDERS) == []
+    assert bridge.states_of(face.producer_group) == []
+    with engine.connect() as connection, connection.begin_twophase(), face.transaction(connection) as transaction:
+        connection.execute(ORDERS.insert().values(id=1))
+        transaction.send("orders", value="v")
+    assert rows(engine, ORDERS) == [1]
+    engine.dispose()
 
 
 async def test_session_of_an_event_loop(bridge: SocketBridge, async_engine: AsyncEngine, group: str) -> None:
