@@ -10,6 +10,7 @@ the bridge takes as no answer and asks again; if nothing is known because of an 
 import asyncio
 import json
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -125,7 +126,7 @@ class CheckHandler:
             raise Misuse("an answer that is awaited needs an AsyncCheckHandler")
         self.gate = CheckCallGuard(secrets, producer_groups, config or CheckConfig())
         self._answer = answer
-        self._pool = ThreadPoolExecutor(self.gate.config.max_calls_at_once, thread_name_prefix="outbox-check")
+        self._make_pool()
 
     def respond(self, method: str, headers: Mapping[str, str], body: bytes) -> CheckResponse:
         """The reply to one request; within the deadline, whatever the database does. Header names in lower case."""
@@ -133,6 +134,8 @@ class CheckHandler:
         if isinstance(call, CheckResponse):
             return call
         found = Findings(call)
+        if self._pid != os.getpid():  # after a fork: threads are not inherited
+            self._make_pool()
         work = self._pool.submit(self._answer, call.checks, found.tell)
         try:
             work.result(self.gate.config.deadline_ms / 1000)
@@ -147,7 +150,12 @@ class CheckHandler:
 
     def close(self) -> None:
         """Lets what is under way end; for the end of the process."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        if self._pid == os.getpid():
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _make_pool(self) -> None:
+        self._pid = os.getpid()
+        self._pool = ThreadPoolExecutor(self.gate.config.max_calls_at_once, thread_name_prefix="outbox-check")
 
 
 class AsyncCheckHandler:

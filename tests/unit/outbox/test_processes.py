@@ -107,6 +107,40 @@ print(status)
     assert [asked.document["messages"][0]["value"] for asked in bridge.asked] == ["parent", "child", "parent again"]
 
 
+def test_child_of_a_fork_answers_checks_on_threads_of_its_own() -> None:
+    """A server may have answered some before it forks its workers; in them nobody would be left to do it."""
+    script = """
+import json, os, warnings
+from standardwebhooks import Webhook
+from datetime import datetime, UTC
+from outbox import Resolution
+from outbox.check_handler import CheckHandler, from_callable
+warnings.simplefilter("ignore", DeprecationWarning)  # newer versions warn of every fork with threads
+secret = "whsec_" + "A" * 43 + "="
+check = {"transaction_id": "0206k8e9s5ta7vo3q1m4c8b2h6dg", "check_number": 1, "nonce": "n",
+         "born_time": "2026-01-31T12:00:00.000Z", "idempotency_key": None, "messages": []}
+body = json.dumps({"type": "transaction.check", "producer_group": "shop", "checks": [check]})
+handler = CheckHandler([secret], from_callable(lambda checks: [Resolution.COMMIT] * len(checks)))
+def ask():
+    at = datetime.now(UTC)
+    signature = Webhook(secret).sign("m1", at, body)
+    headers = {"webhook-id": "m1", "webhook-timestamp": str(int(at.timestamp())), "webhook-signature": signature}
+    return handler.respond("POST", {**headers, "content-type": "application/json"}, body.encode()).status
+first = ask()
+child = os.fork()
+if child == 0:
+    code = 3
+    try:
+        code = 0 if ask() == 200 else 4
+        handler.close()
+    finally:
+        os._exit(code)
+print(first, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), ask())
+handler.close()
+"""
+    assert run(script) == "200 0 200\n"
+
+
 def test_child_of_a_fork_does_not_wait_for_its_parents_calls(bridge: CannedServer) -> None:
     """Threads of the parent are not there; `close` in the child must not wait for what they had under way."""
     script = """
