@@ -89,7 +89,8 @@ class LocalWork:
             raise Misuse(f"a block needs a session or a connection, not {name_kind(session)}")
         guards = load_guards()
         self._guard = None if guards is None else guards.find_guard(session)
-        self._session = session
+        self._given: Any = session
+        self._session = session if guards is None else guards.find_scoped(session)
         self._record = record
 
     def arm(self, note_lost: Callable[[], None], count: Callable[[], int]) -> None:
@@ -99,6 +100,13 @@ class LocalWork:
         """
         if self._guard is not None:
             self._guard.arm(note_lost, measure=count)
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether a scoped session stands for another one now, as in another thread: rows may be in either."""
+        if self._session is self._given:
+            return False
+        return not self._given.registry.has() or self._given() is not self._session
 
     def disarm(self) -> None:
         """The session is its owner's again."""
@@ -328,6 +336,9 @@ class TransactionBlock:
             raise Misuse(
                 "the session, or a savepoint, was rolled back or closed in the block after messages had been sent in it"
             )
+        elif self._work.is_moved:
+            await self._abandon(None)
+            raise Misuse("the scoped session stands for another one than when the block began: leave it in its scope")
         elif not self._messages:
             await self._work.commit()
         else:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,20 @@ def test_message_whose_rows_were_rolled_back_on_the_connection_is_not_sent(
     """The session hears nothing of it, and would go on."""
     with Session(engine) as session, pytest.raises(Misuse):
         place(face, session, lambda: session.connection().rollback())
+    assert (orders(engine), bridge.states_of(face.producer_group)) == ([], [])
+
+
+def test_scoped_session_is_not_left_in_another_thread(bridge: SocketBridge, engine: sa.Engine, face: Bridge) -> None:
+    """As a dependency with `yield` is by FastAPI: the session there is another, without the rows of the messages."""
+    scoped: Any = scoped_session(sessionmaker(engine))
+    transaction = face.transaction(scoped).__enter__()
+    scoped.execute(ORDERS.insert())
+    transaction.send("orders", value="v")
+    with ThreadPoolExecutor(1) as other:
+        left = other.submit(transaction.__exit__, None, None, None)
+        with pytest.raises(Misuse, match="scope"):
+            left.result()
+    scoped.remove()
     assert (orders(engine), bridge.states_of(face.producer_group)) == ([], [])
 
 
