@@ -167,14 +167,15 @@ async def test_each_mount_refuses_what_it_should(mount: Mount, open_handler: Cal
         lambda checks, tell: asked.extend(checks), producer_groups=["orders"], config=CheckConfig(max_body_bytes=600)
     )
     post, body = mount(handler), make_call("one")
+    foreign, large = make_call("one", group="other"), make_call(*"abcdef")  # each names the moment
     for refused, status in [
         (await post("GET", sign(b""), b""), 405),
         (await post("POST", {}, body), 401),
         (await post("POST", sign(body + b" "), body), 401),
         (await post("POST", sign(body, at_ms=0), body), 401),
         (await post("POST", sign(b"[]"), b"[]"), 422),
-        (await post("POST", sign(make_call("one", group="other")), make_call("one", group="other")), 403),
-        (await post("POST", sign(make_call(*"abcdef")), make_call(*"abcdef")), 413),
+        (await post("POST", sign(foreign), foreign), 403),
+        (await post("POST", sign(large), large), 413),
     ]:
         assert refused.status == status, refused
         assert json.loads(refused.body)["status"] == status
