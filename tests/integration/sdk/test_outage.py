@@ -93,6 +93,11 @@ async def fail_until_open(twin: Twin, url: str) -> list[Exception]:
     return raised
 
 
+def hold_open(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """From now on no call may find out that the bridge is back, however slow this machine is."""
+    monkeypatch.setattr(breaker_of(url), "_now", lambda: 0.0)
+
+
 async def test_block_commits_nothing_and_says_why(make_twin: MakeTwin, group: str, away: str) -> None:
     """What may have been sent is not called refused; the address, the reason and the time are named."""
     twin = make_twin(away, group, config=HURRY)
@@ -123,11 +128,14 @@ async def test_kind_of_error_says_whether_it_was_sent(own: MemoryOutboxBridge, p
         Bridge(own.url, "shop", config=HURRY).publish(Message("orders", value="v"))
 
 
-async def test_after_some_failures_nothing_is_sent(make_twin: MakeTwin, group: str) -> None:
+async def test_after_some_failures_nothing_is_sent(
+    make_twin: MakeTwin, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By any face of this process to that address; whoever hears of it hears that nothing was applied."""
     with hanging_up() as door:
         twin, other = make_twin(door.url, group, config=HURRY), make_twin(door.url + "/", group, config=HURRY)
         await fail_until_open(twin, door.url)
+        hold_open(monkeypatch, door.url)
         before = door.calls
         for face in (twin, other):
             with pytest.raises(Unavailable, match=r"taken to be away: \d+ tries in a row failed") as failed:
@@ -163,6 +171,7 @@ async def test_commit_that_is_not_acknowledged_is_left_to_the_back_check(
     own: MemoryOutboxBridge,
     process: BridgeProcess,
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
     is_open: bool,
 ) -> None:
     """The rows stay, nothing is raised, and the log says who publishes: also where nothing is sent any more."""
@@ -177,6 +186,7 @@ async def test_commit_that_is_not_acknowledged_is_left_to_the_back_check(
                 stack.enter_context(frozen(process._popen.pid))
                 if is_open:
                     take_for_away(own.url)
+                    hold_open(monkeypatch, own.url)
 
         session._note = note_and_freeze  # type: ignore[method-assign]
         block = await twin.block(session, send)
