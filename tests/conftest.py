@@ -9,6 +9,8 @@ from hypothesis import HealthCheck, Phase, settings
 
 from tests.support.broker import BrokerFactory, broker_maker, running_broker
 
+pytest_plugins = ["tests.support.postgres", "tests.support.user_databases"]
+
 # how long an example took says how busy the machine is
 settings.register_profile("patient", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")

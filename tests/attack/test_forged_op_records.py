@@ -17,8 +17,6 @@ from tests.support.projector_world import ProjectorWorld, make_projector_world
 from tests.support.service_world import make_service_world
 from tests.support.settler_world import GROUP, SettlerWorld, make_settler_world
 
-pytest_plugins = ["tests.support.postgres"]
-
 CREDIT = Message("credits", b"k", b"v")
 
 

@@ -32,8 +32,6 @@ from tests.support.api_fakes import FakeTransactions, make_services
 from tests.support.held_database import HeldDatabase
 from tests.support.virtual_time import VirtualClock
 
-pytest_plugins = ["tests.support.postgres"]
-
 WHO = Who("ops/abcdefgh@127.0.0.1", "")
 ORDERS = [Grant(Verb.PREPARE, "orders", "orders.*"), Grant(Verb.READ, "orders*")]
 DAY_MS = 86_400_000

@@ -13,8 +13,6 @@ from bridge.directory import LEASE_SLACK_MS, MemoryPullCheckStore, PullCheck, Pu
 from bridge.sql.engine import Database
 from bridge.sql.leases import SqlPullCheckStore
 
-pytest_plugins = ["tests.support.postgres"]
-
 QUEUE, OTHER_QUEUE = 3, 4
 LEASE_MS = 60_000
 

@@ -19,8 +19,6 @@ from bridge.directory import (
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database
 
-pytest_plugins = ["tests.support.postgres"]
-
 URL, OTHER = "https://shop/check", "https://shop-2/check"
 SLOW = GroupSettings(
     CheckTimes(60_000, 1_000, 3, 7_000),

@@ -23,8 +23,6 @@ from tests.support.cluster_acts import forget_all
 if TYPE_CHECKING:
     from tests.support.postgres import PostgresServer
 
-pytest_plugins = ["tests.support.postgres"]
-
 TOPIC = "backup.orders"
 ENDS = {0: "commit", 1: "rollback", 2: None}
 

@@ -16,8 +16,6 @@ from tests.support.running_service import Json, RunningService, Topics, internal
 if TYPE_CHECKING:
     from tests.support.postgres import PostgresServer
 
-pytest_plugins = ["tests.support.postgres"]
-
 SOON = {"transaction_timeout_seconds": 1, "interval_seconds": 1, "max_checks": 1}
 
 

@@ -12,8 +12,6 @@ from tests.support.example_process import ExampleProcess, build_environment, cop
 from tests.support.example_stage import EVENTS, ORDERS, MakeExample, Stage
 from tests.support.faulty_front import Front, faulty_front, let_through
 
-pytest_plugins = ["tests.support.postgres"]
-
 _LOWEST = ("fastapi==0.115.0", "pydantic==2.9.0")  # as pyproject.toml bounds them
 
 

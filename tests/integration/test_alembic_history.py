@@ -8,8 +8,6 @@ import sqlalchemy as sa
 from tests.support.alembic_project import AlembicProject
 from tests.support.user_database import UserDatabase
 
-pytest_plugins = ["tests.support.postgres", "tests.support.user_databases"]
-
 OURS = {"outbox_transaction", "outbox_message", "outbox_lease"}
 CONVENTION = {
     "ix": "ix_%(column_0_label)s",

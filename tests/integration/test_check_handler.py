@@ -32,8 +32,6 @@ from outbox.transaction_record import AsyncTransactionRecord, TransactionRecord
 from outbox.wsgi import CheckApp as WsgiCheckApp
 from tests.support.user_database import UserDatabase
 
-pytest_plugins = ["tests.support.postgres", "tests.support.user_databases"]
-
 SECRET = "whsec_" + base64.b64encode(b"s" * 32).decode()
 Post = Callable[[str, dict[str, str], bytes], Awaitable[CheckResponse]]
 Mount = Callable[[CheckHandler], Post]

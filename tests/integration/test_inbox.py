@@ -20,8 +20,6 @@ from tests.support.consumed import TRANSACTION_ID, WithAttributes, WithMethods, 
 from tests.support.source_tree import ROOT
 from tests.support.user_database import UserDatabase
 
-pytest_plugins = ["tests.support.postgres", "tests.support.user_databases"]
-
 metadata = sa.MetaData()
 seen = make_inbox_table(metadata)
 effects = sa.Table(

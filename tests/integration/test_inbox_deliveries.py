@@ -15,8 +15,6 @@ from tests.support.inbox_process import effects, metadata
 from tests.support.source_tree import ROOT
 from tests.support.user_database import UserDatabase
 
-pytest_plugins = ["tests.support.postgres", "tests.support.user_databases"]
-
 COUNT = 300
 
 

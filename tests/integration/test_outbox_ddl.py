@@ -21,8 +21,6 @@ from outbox.tables import make_tables
 from tests.support.source_tree import ROOT
 from tests.support.user_database import UserDatabase
 
-pytest_plugins = ["tests.support.postgres", "tests.support.user_databases"]
-
 
 def differences(conn: sa.Connection) -> list[object]:
     """What Alembic's autogenerate would change."""

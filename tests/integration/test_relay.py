@@ -22,8 +22,6 @@ from outbox.tables import make_outbox_table
 from tests.support.outbox_world import OutboxWorld, Sent
 from tests.support.user_database import UserDatabase
 
-pytest_plugins = ["tests.support.postgres", "tests.support.user_databases"]
-
 AT_ONCE = RelayConfig(min_delay_ms=1, max_delay_ms=1, poll_ms=20)
 SHORT_LEASE = RelayConfig(lease_ms=2, hand_over_ms=1, min_delay_ms=1, max_delay_ms=1)
 

@@ -16,8 +16,6 @@ from outbox.sources import ColumnMap, MappedSource, OwnSource
 from tests.support.outbox_world import OutboxWorld, Sent
 from tests.support.user_database import UserDatabase
 
-pytest_plugins = ["tests.support.postgres", "tests.support.user_databases"]
-
 BACKLOG = 3_000
 MOST_READ = 250  # rows and index entries, for the six that are taken
 

@@ -12,8 +12,6 @@ from tests.support.cli_process import wait_for
 from tests.support.outbox_world import OutboxWorld, Sent
 from tests.support.user_database import MortalDatabase, Server, UserDatabase
 
-pytest_plugins = ["tests.support.postgres", "tests.support.user_databases"]
-
 # PyMySQL leaves the sockets of refused connections to the garbage collector
 pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")
 LONG_LEASE = RelayConfig(lease_ms=3_600_000, min_delay_ms=10, max_delay_ms=100, poll_ms=20)

@@ -13,8 +13,6 @@ from tests.support.outbox_world import OutboxWorld, Sent
 from tests.support.socket_bridge import socket_bridge
 from tests.support.user_database import UserDatabase
 
-pytest_plugins = ["tests.support.postgres", "tests.support.user_databases"]
-
 KILLS, KEYS, ROWS = 3, 4, 10
 # short, so that what a killed relay had is soon free
 LIMITS = {"lease": 3, "batch-size": 7, "poll-interval": 0.02, "retry-delay": 0.01, "max-retry-delay": 0.05}

@@ -14,8 +14,6 @@ from outbox.transaction_record import AsyncTransactionRecord, RecordConfig, Tran
 from tests.support.record_checks import ask, make_check
 from tests.support.user_database import UserDatabase
 
-pytest_plugins = ["tests.support.postgres", "tests.support.user_databases"]
-
 COMMIT, ROLLBACK, UNKNOWN = Resolution.COMMIT, Resolution.ROLLBACK, Resolution.UNKNOWN
 DAY_MS = 86_400_000
 

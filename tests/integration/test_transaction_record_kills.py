@@ -17,8 +17,6 @@ from tests.support.record_checks import ask, ask_until_known
 from tests.support.source_tree import ROOT
 from tests.support.user_database import UserDatabase
 
-pytest_plugins = ["tests.support.postgres", "tests.support.user_databases"]
-
 
 @pytest.fixture
 def record(user_database: UserDatabase) -> TransactionRecord:

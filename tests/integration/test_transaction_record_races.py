@@ -13,8 +13,6 @@ from tests.support.record_checks import ask, ask_until_known
 from tests.support.stepped_threads import SteppedThread, interleavings
 from tests.support.user_database import UserDatabase
 
-pytest_plugins = ["tests.support.postgres", "tests.support.user_databases"]
-
 Gate = Callable[[], None]
 ENDINGS: dict[str, Callable[[orm.Session], None]] = {
     "commit": orm.Session.commit,

@@ -22,8 +22,6 @@ from tests.support.run_views import show_views
 from tests.support.socket_front import tcp_front
 from tests.support.user_database import UserDatabase
 
-pytest_plugins = ["tests.support.postgres", "tests.support.user_databases"]
-
 GRANTS = {
     "postgresql": ["CREATE ROLE {user} LOGIN", "GRANT SELECT ON ALL TABLES IN SCHEMA public TO {user}"],
     "mariadb": ["CREATE USER {user}@localhost IDENTIFIED BY 'hunter2'", "GRANT SELECT ON *.* TO {user}@localhost"],

@@ -1,7 +1,5 @@
 """Databases for tests: SQLite files, and a real PostgreSQL server that lives as long as the test session.
 
-pytest_plugins = ["tests.support.postgres"]
-
 async def test_something(database: Database) -> None: ...      # runs on both, migrated and empty
 def test_else(database_url: str) -> None: ...                  # on both, migrated
 def test_raw(empty_database_url: str) -> None: ...             # on both, nothing in it

@@ -1,7 +1,5 @@
 """Databases as a user of `outbox` has them: an SQLite file, a real PostgreSQL, a real MariaDB; empty.
 
-pytest_plugins = ["tests.support.postgres", "tests.support.user_databases"]
-
 def test_something(user_database: UserDatabase) -> None: ...   # on each of the three
 """
 

@@ -18,8 +18,6 @@ from bridge.sql.tables import projection_positions
 from bridge.store.memory.link import PASSES, Fate, NoFaults, Step
 from tests.support.projector_world import ProjectorWorld, make_projector_world
 
-pytest_plugins = ["tests.support.postgres"]
-
 ORDER = Message("orders", b"k", b"v")
 
 

@@ -15,8 +15,6 @@ from bridge.sql.identity import GIVE_UP, name_target, read_halts
 from bridge.sql.rows import AppliedPosition, LogIdentity, begin_position
 from tests.support.memory_world import make_memory_world
 
-pytest_plugins = ["tests.support.postgres"]
-
 T = TypeVar("T")
 FOUND = QueueHalted("the op topic is another one", HaltKind.OTHER_OP)
 

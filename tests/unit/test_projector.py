@@ -11,8 +11,6 @@ from bridge.sql.search import SearchFilter, search_transactions
 from bridge.sql.transactions import read_positions
 from tests.support.projector_world import ProjectorWorld, make_projector_world
 
-pytest_plugins = ["tests.support.postgres"]
-
 
 def of(value: bytes = b"v", key: bytes | None = b"k", topic: str = "orders") -> Message:
     return Message(topic, key, value)

@@ -16,8 +16,6 @@ from bridge.sql.tables import leases, pending_ages, projection_positions
 from tests.support.projector_world import DatabaseThatFails, ProjectorWorld, make_projector_world
 from tests.support.settler_world import make_settler_world
 
-pytest_plugins = ["tests.support.postgres"]
-
 T = TypeVar("T")
 
 

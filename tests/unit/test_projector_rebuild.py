@@ -21,8 +21,6 @@ from bridge.store.memory.log import clean
 from bridge.topology import identify
 from tests.support.projector_world import ProjectorWorld, make_projector_world
 
-pytest_plugins = ["tests.support.postgres"]
-
 
 def of(value: bytes = b"v", key: bytes | None = b"k", topic: str = "orders") -> Message:
     return Message(topic, key, value)

@@ -9,8 +9,6 @@ from bridge.core.record import Resolution, Source
 from bridge.sql.transactions import read_surroundings
 from tests.support.projector_world import make_projector_world
 
-pytest_plugins = ["tests.support.postgres"]
-
 
 def of() -> Message:
     return Message("orders", b"k", b"v")

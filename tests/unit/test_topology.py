@@ -34,8 +34,6 @@ from bridge.topology import (
 )
 from tests.support.virtual_time import VirtualClock
 
-pytest_plugins = ["tests.support.postgres"]
-
 T = TypeVar("T")
 
 TOPICS = InternalTopics(queues=3)

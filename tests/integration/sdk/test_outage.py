@@ -171,7 +171,6 @@ async def test_commit_that_is_not_acknowledged_is_left_to_the_back_check(
     own: MemoryOutboxBridge,
     process: BridgeProcess,
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
     is_open: bool,
 ) -> None:
     """The rows stay, nothing is raised, and the log says who publishes: also where nothing is sent any more."""
@@ -186,7 +185,7 @@ async def test_commit_that_is_not_acknowledged_is_left_to_the_back_check(
                 stack.enter_context(frozen(process._popen.pid))
                 if is_open:
                     take_for_away(own.url)
-                    hold_open(monkeypatch, own.url)
+                    hold_open(stack.enter_context(pytest.MonkeyPatch.context()), own.url)
 
         session._note = note_and_freeze  # type: ignore[method-assign]
         block = await twin.block(session, send)

@@ -17,8 +17,6 @@ from outbox import AsyncBridge, Bridge, LocalCommitUnknown, Message, Misuse
 from tests.support.bridge_process import wait_until
 from tests.support.socket_bridge import SocketBridge
 
-pytest_plugins = ["tests.support.postgres"]
-
 METADATA = sa.MetaData()
 CUSTOMERS = sa.Table("customers", METADATA, sa.Column("id", sa.Integer, primary_key=True))
 ORDERS = sa.Table(

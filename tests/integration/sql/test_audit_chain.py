@@ -37,8 +37,6 @@ from bridge.topology import load_seals
 from tests.support.memory_world import make_cluster
 from tests.support.virtual_time import VirtualClock
 
-pytest_plugins = ["tests.support.postgres"]
-
 TOPICS = InternalTopics()
 WHO = Who("ann", "because")
 ACT = ActEntry(1_000, "ann", "transaction.force", "t-1", "because", {"state": "PREPARED"}, None)

@@ -12,8 +12,6 @@ from bridge.sql.engine import Database
 from bridge.sql.leases import EndpointLease, EndpointTerm, Registration, remove_ended
 from tests.support.virtual_time import VirtualClock
 
-pytest_plugins = ["tests.support.postgres"]
-
 HOUR_MS = 3_600_000
 LEASE_MS = 60_000
 STATIC, LIVE, OTHER = "https://static/check", "https://live/check", "https://other/check"

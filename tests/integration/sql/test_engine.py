@@ -18,8 +18,6 @@ from bridge.sql.bulk import insert_rows
 from bridge.sql.engine import Database, SqlConfig, translate_error
 from bridge.sql.tables import group_counts, leases
 
-pytest_plugins = ["tests.support.postgres"]
-
 QUICK = SqlConfig(statement_timeout_ms=300, admission_timeout_ms=200, call_timeout_ms=5_000, threads=2)
 
 

@@ -11,8 +11,6 @@ from bridge.core.errors import SqlUnavailable
 from bridge.sql.engine import find_scripts, open_connection, read_revisions, upgrade
 from bridge.sql.tables import metadata
 
-pytest_plugins = ["tests.support.postgres"]
-
 
 def test_fresh_database_becomes_current(empty_database_url: str) -> None:
     """`migrate` says what it found; afterwards nothing is left to do."""

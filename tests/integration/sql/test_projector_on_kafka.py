@@ -25,8 +25,6 @@ from checker.call import MemoryCaller
 from tests.contract.kafka_adapter import KafkaProcess, open_process
 from tests.support.settler_world import RecordingObserver
 
-pytest_plugins = ["tests.support.postgres"]
-
 QUEUES, COUNT = 2, 60
 
 

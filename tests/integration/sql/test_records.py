@@ -48,8 +48,6 @@ from outbox.client.checks import SignatureVerifier
 from tests.support.held_database import HeldDatabase
 from tests.support.virtual_time import VirtualClock
 
-pytest_plugins = ["tests.support.postgres"]
-
 HOUR_MS = 3_600_000
 URL = "https://shop/check"
 

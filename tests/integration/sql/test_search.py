@@ -28,8 +28,6 @@ from bridge.sql.transactions import (
     read_timeline,
 )
 
-pytest_plugins = ["tests.support.postgres"]
-
 COMMITTED, ROLLED_BACK = TransactionState.COMMITTED, TransactionState.ROLLED_BACK
 PREPARED, PARKED = TransactionState.PREPARED, TransactionState.PARKED
 

@@ -21,8 +21,6 @@ from bridge.sql.identity import begin_seals, read_keys
 from bridge.sql.leases import EndpointLease, EndpointTerm
 from bridge.sql.tables import bridge_keys, directory_version, endpoints, secrets
 
-pytest_plugins = ["tests.support.postgres"]
-
 K1, K2 = SecretKey("k1", b"1" * 32), SecretKey("k2", b"2" * 32)
 WRONG = SecretKey("k1", b"3" * 32)
 URL, LEASED = "https://shop/check?token=canary", "https://shop-7/check?token=canary"

@@ -23,8 +23,6 @@ from bridge.sql.search import SearchFilter, recount_pending, search_transactions
 from bridge.sql.tables import pending_ages, transactions
 from tests.support.projector_world import PROJECTED
 
-pytest_plugins = ["tests.support.postgres"]
-
 START = AppliedPosition(0, 0, 0)
 
 
