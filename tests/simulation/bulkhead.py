@@ -18,6 +18,7 @@ _ONE_TIMEOUT_MS = 2_400  # what a destination costs its queue each time it vanis
 _TAKEN_OVER_MS = 3_500  # and then the queue is taken over before anybody is asked
 _LATE_MS = 400  # measured: 250 where nothing fails
 _OPEN_SLOTS = CALM_CHECKER.total_calls - CALM_CHECKER.total_calls // 4  # of a process; silent groups have the others
+_NEW_SLOTS = CALM_CHECKER.total_calls // 2  # of these, for groups that the process has not asked yet
 _ENDS = {None, Verb.COMMIT, Verb.ROLLBACK}
 
 
@@ -76,8 +77,9 @@ def _checks(evidence: Evidence) -> Iterator[Violation]:
 
     What is promised is that groups that do not answer hold up nobody: they share a quarter of a process's slots once
     a round of theirs had no answer. Groups that answer, however slowly, and groups not yet known to be silent have
-    the others, first come, first served. So a bystander may wait while such rounds hold all of these, for as many of
-    the longest of them as its place in the line asks for; see `_full_ms`.
+    the others, first come, first served; half of all, while nobody knows whether they answer. So a bystander may wait
+    while such rounds hold all of these, for as many of the longest of them as its place in the line asks for; see
+    `_full_ms`.
     """
     bystanders = find_bystanders(evidence.schedule)
     is_about_topics = any(fault.topic for fault in evidence.schedule.faults)
@@ -97,8 +99,7 @@ def _checks(evidence: Evidence) -> Iterator[Violation]:
         until_ms = min(ended_ms, first.at_ms + START_MS if first is not None else ended_ms)
         if due_ms <= START_MS + _WARM_MS or until_ms - due_ms <= late_ms:
             continue
-        others = [each for each in rounds if each.group != bystanders[heard.number].group]
-        full_ms = _full_ms(others, first, due_ms - START_MS, until_ms - START_MS)
+        full_ms = _full_ms(rounds, bystanders[heard.number].group, first, due_ms - START_MS, until_ms - START_MS)
         if until_ms - due_ms > late_ms + full_ms:
             what = f"nobody was asked about a bystander for {until_ms - due_ms} ms after it was due"
             yield Violation("B", transaction_id, f"{what}; slots were full for {full_ms} ms of them")
@@ -116,17 +117,19 @@ def _find_open_rounds(exchanges: Sequence[Exchange]) -> list[Exchange]:
     return found
 
 
-def _full_ms(rounds: Sequence[Exchange], first: Asked | None, due_ms: int, until_ms: int) -> int:
-    """How long rounds held all slots but the silent groups' quarter, within what a place in the line may cost.
+def _full_ms(rounds: Sequence[Exchange], group: str, first: Asked | None, due_ms: int, until_ms: int) -> int:
+    """How long rounds of others held all slots that the group may have, within what a place in the line may cost.
 
     Each group has at most one round in the line, so whoever comes waits until all slots became free once, and once
     more for every so many groups. Who asked in the end is the process that counts; if none did, any.
     """
     longest = 0
     for node in {first.node} if first is not None else {each.node for each in rounds}:
-        met = [each for each in rounds if each.node == node and each.began_ms < until_ms and each.at_ms > due_ms]
-        full_ms = sum(_held(met, ms) >= _OPEN_SLOTS for ms in range(due_ms, until_ms))
-        turns = len({each.group for each in met}) // _OPEN_SLOTS + 1
+        there = [each for each in rounds if each.node == node]
+        slots = _OPEN_SLOTS if any(each.group == group and each.at_ms < until_ms for each in there) else _NEW_SLOTS
+        met = [each for each in there if each.group != group and each.began_ms < until_ms and each.at_ms > due_ms]
+        full_ms = sum(_held(met, ms) >= slots for ms in range(due_ms, until_ms))
+        turns = len({each.group for each in met}) // slots + 1
         longest = max(longest, min(full_ms, turns * max((each.at_ms - each.began_ms for each in met), default=0)))
     return longest
 

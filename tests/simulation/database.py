@@ -70,6 +70,7 @@ def _open() -> tuple[sqlite3.Connection, Engine]:
 def _make() -> tuple[sqlite3.Connection, Engine]:
     connection = sqlite3.connect(":memory:", check_same_thread=False)
     connection.isolation_level = None
+    connection.execute("PRAGMA foreign_keys=ON")  # as the bridge has it: a group takes its endpoints with it
     engine = sa.create_engine("sqlite://", creator=lambda: connection, poolclass=StaticPool)
     engine.dialect.do_begin = lambda _: connection.execute("BEGIN")  # an event would cost every statement something
     return connection, engine
