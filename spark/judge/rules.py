@@ -302,7 +302,10 @@ def _may_come(last: Event, extents: Sequence[OffsetRange], scope: Scope) -> bool
 
 
 def _checked_as_agreed(story: TransactionHistory, scope: Scope) -> Iterator[Found]:
-    """BAD_CHECK. An answer's append time less its latency is never before the moment it was asked."""
+    """BAD_CHECK. An answer's append time less its latency is never before the moment it was asked.
+
+    Without a latency it may have been asked at any time before: a check that was fetched is leased for up to an hour.
+    """
     half = story.half
     if half is None or not story.checks:
         return
@@ -315,7 +318,7 @@ def _checked_as_agreed(story: TransactionHistory, scope: Scope) -> Iterator[Foun
         asked_ms = check.ms - (check.latency_ms or 0)
         if asked_ms + scope.graces.slack_ms < due_ms:
             yield Found(FindingKind.BAD_CHECK, f"asked {due_ms - asked_ms} ms too early", (half, check))
-        late_ms = 0 if story.decided is None else asked_ms - story.decided.ms
+        late_ms = 0 if story.decided is None or check.latency_ms is None else asked_ms - story.decided.ms
         if late_ms > scope.graces.settle_ms:
             yield Found(
                 FindingKind.BAD_CHECK, f"asked {late_ms // 1_000} s after the end", _known(story.decided, check)

@@ -229,7 +229,12 @@ def decode_journal(records: Records) -> Columns:
     rows = [judge(p, has, JOURNAL_FORMS) for p, has in zip(properties, prepared.has_messages, strict=True)]
     legs, sources = [leg for leg, _ in rows], [SOURCES.get(p.get("SRC", "")) for p in properties]
     found = {"leg": legs, "code": [code for _, code in rows], "src": sources, "remark": prepared.remarks(legs)}
-    return {**prepared.columns(), **found, "latency_ms": prepared.numbers("LATENCY", read_count)}
+    return {**prepared.columns(), **found, "latency_ms": [_read_latency(p) for p in properties]}
+
+
+def _read_latency(p: Properties) -> int | None:
+    """None, too, of a check that was fetched, or came through the door: nobody knows when it was handed out."""
+    return read_count(p.get("LATENCY")) if "ENDPOINT" in p else None
 
 
 def decode_parked(records: Records) -> Columns:

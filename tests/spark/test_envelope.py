@@ -194,6 +194,14 @@ def test_journal_is_read() -> None:
     assert [row.code == OTHER_VERSION for row in rows[9:]] == [False, False, True, *[False] * 5]
 
 
+def test_check_that_was_fetched_has_no_latency() -> None:
+    """Its answer is recorded without an endpoint, and with a latency of 0 that nobody has measured."""
+    (row,) = read(
+        decode_journal, [encode_end(EndRecord(TX, Resolution.COMMIT, Source.CHECK, 5, "shop", None, 3), "half", 0)]
+    )
+    assert (row.src, row.num, row.latency_ms) == (EndSource.CHECK, 3, None)
+
+
 def test_op_topic_is_read() -> None:
     """States, receipts, positions, answers."""
     committed, rolled_back, parked = TransactionState.COMMITTED, TransactionState.ROLLED_BACK, TransactionState.PARKED

@@ -153,6 +153,15 @@ def test_answer_of_a_check_that_was_late_by_itself_is_right() -> None:
     assert kinds([half(), commit(), COMMITTED, record(), slow]) == []
 
 
+def test_answer_to_a_check_that_was_fetched_may_come_long_after_the_end() -> None:
+    """Nobody knows when it was handed out: its lease may be an hour. Before it was due nobody may have had it."""
+    fetched = check(1, 25, END_MS + 70_000, latency_ms=None)
+    assert kinds([half(), commit(), COMMITTED, record(), fetched]) == []
+    early = check(1, 15, HALF_MS + 500, latency_ms=None)
+    strict = replace(SCOPE, graces=Tolerances(slack_ms=0))
+    assert kinds([half(), early, commit(), COMMITTED, record()], strict) == ["BAD_CHECK"]
+
+
 def test_finding_names_its_evidence() -> None:
     """Offsets that an operator can look at."""
     (found,) = judge(TX, [half(), commit(), COMMITTED, record(), record(900)], SCOPE)
