@@ -1,6 +1,6 @@
 // A shop whose orders are announced on Kafka, with Node.js (20.10 or newer) and nothing else: node shop.mjs PORT
 // Its database is a folder: a file for each order, named by the transaction id, made whole or not at all.
-import { createHmac, timingSafeEqual } from "node:crypto";
+import { createHmac, randomUUID, timingSafeEqual } from "node:crypto";
 import { linkSync, mkdirSync, readFileSync, unlinkSync, writeFileSync } from "node:fs";
 import { createServer } from "node:http";
 
@@ -8,12 +8,11 @@ const BRIDGE = process.env.BRIDGE_URL ?? "http://127.0.0.1:8780";
 const KEY = Buffer.from(process.env.OUTBOX_SECRET.replace("whsec_", ""), "base64");
 const GROUP = "node-orders";
 const FOLDER = process.env.ORDERS ?? "orders";
-let files = 0;
 mkdirSync(FOLDER, { recursive: true });
 
 // The local transaction. False if there is a file of this name: an order, or a bar.
 function write(id, text) {
-  const whole = `${FOLDER}/.${process.pid}-${files++}`;
+  const whole = `${FOLDER}/.${randomUUID()}`; // of no other process: a killed one may have left its own beside an order
   writeFileSync(whole, text, { flush: true });
   try {
     linkSync(whole, `${FOLDER}/${id}`);
@@ -26,6 +25,15 @@ function write(id, text) {
   }
 }
 
+// Undefined for what is no JSON: all else that goes wrong here is not the caller's fault.
+function read(body) {
+  try {
+    return JSON.parse(body);
+  } catch {
+    return undefined;
+  }
+}
+
 async function call(path, body) {
   const headers = { "Content-Type": "application/json" };
   const answer = await fetch(BRIDGE + path, { method: "POST", headers, body, signal: AbortSignal.timeout(10_000) });
@@ -34,7 +42,8 @@ async function call(path, body) {
 }
 
 async function place(body) {
-  const order = JSON.parse(body);
+  const order = read(body);
+  if (typeof order?.order_id !== "string") return [400, { error: "not an order" }];
   const messages = [{ topic: "orders.created", key: order.order_id, value: order }];
   const prepared = await call("/v1/transactions", JSON.stringify({ producer_group: GROUP, messages }));
   if (!write(prepared.transaction_id, JSON.stringify(order))) return [409, { error: "asked about before it was written" }];
@@ -56,15 +65,15 @@ function isSigned(headers, body) {
 
 // Nothing there: a bar is written first, so that a late order fails.
 function decide({ transaction_id, nonce }) {
-  if (!/^[0-9a-z]{28}$/.test(transaction_id)) throw new Error("no transaction id");
   const isBarred = write(transaction_id, "") || readFileSync(`${FOLDER}/${transaction_id}`).length === 0;
   return { transaction_id, nonce, resolution: isBarred ? "ROLLBACK" : "COMMIT" };
 }
 
 function answer(headers, body) {
   if (!isSigned(headers, body)) return [401, { error: "not signed by the bridge" }];
-  const { type, producer_group, checks, challenge } = JSON.parse(body);
-  if (type !== "transaction.check" || producer_group !== GROUP) return [400, { error: "not a check of this group" }];
+  const { type, producer_group, checks, challenge } = read(body) ?? {};
+  const isCall = Array.isArray(checks) && checks.every((check) => /^[0-9a-z]{28}$/.test(check?.transaction_id));
+  if (!isCall || type !== "transaction.check" || producer_group !== GROUP) return [400, { error: "not a check of this group" }];
   return [200, { resolutions: checks.map(decide), challenge }];
 }
 
@@ -79,7 +88,7 @@ createServer(async (request, response) => {
     else if (request.method === "POST" && request.url === "/orders") [status, document] = await place(body);
     else if (request.method === "POST" && request.url === "/outbox-checks") [status, document] = answer(request.headers, body);
   } catch (error) {
-    [status, document] = [error instanceof SyntaxError || error instanceof TypeError ? 400 : 503, { error: error.message }];
+    [status, document] = [503, { error: error.message }];
   }
   response.writeHead(status, { "Content-Type": "application/json" }).end(JSON.stringify(document));
 }).listen(Number(process.argv[2]), "127.0.0.1");
