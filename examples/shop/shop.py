@@ -9,6 +9,7 @@ process die in between, the bridge asks `/check`, which looks into the database.
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,6 +29,7 @@ engine = create_engine(f"sqlite:///{os.environ['SHOP_DATABASE']}", connect_args=
 bridge = httpx2.Client(base_url=os.environ["SHOP_BRIDGE"], timeout=15)
 secret_file = Path(os.environ["SHOP_SECRET_FILE"])
 being_placed: set[str] = set()
+placing = threading.Lock()
 
 
 class Table(DeclarativeBase):
@@ -43,6 +45,13 @@ class Order(Table):
     transaction_id: Mapped[str] = mapped_column(unique=True)
 
 
+class Bar(Table):
+    """A check was answered ROLLBACK: no order of this transaction may be written any more."""
+
+    __tablename__ = "bars"
+    transaction_id: Mapped[str] = mapped_column(primary_key=True)
+
+
 class Credit(Table):
     """A fact of the loyalty programme, written by `consumer.py` for each message that it reads."""
 
@@ -53,6 +62,8 @@ class Credit(Table):
     order_id: Mapped[str]
     cents: Mapped[int]
 
+
+BAR = text("INSERT OR IGNORE INTO bars SELECT :id WHERE NOT EXISTS (SELECT 1 FROM orders WHERE transaction_id = :id)")
 
 with engine.begin() as setup:
     setup.execute(text("PRAGMA journal_mode=WAL"))
@@ -72,6 +83,10 @@ class CardDeclined(Exception):
     """The bank said no."""
 
 
+class Barred(Exception):
+    """The bridge asked before the order was written."""
+
+
 @app.get("/health")
 def health() -> dict[str, bool]:
     return {"alive": True}
@@ -79,12 +94,19 @@ def health() -> dict[str, bool]:
 
 @app.post("/orders", status_code=201)
 def place_order(order: NewOrder) -> dict[str, Any]:
-    being_placed.add(order.order_id)
+    with placing:  # two calls would have one transaction, and the failure of one would end that of the other
+        if order.order_id in being_placed:
+            raise HTTPException(409, "it is being placed")
+        being_placed.add(order.order_id)
     try:
         transaction_id = prepare(order)
         try:
             write_order(order, transaction_id)
-        except (CardDeclined, IntegrityError) as error:
+        except IntegrityError as error:
+            if not is_written(transaction_id):  # else it was, by a process that died before it could say so
+                end(transaction_id, "rollback")
+                raise HTTPException(409, "there is an order of this id") from error
+        except (CardDeclined, Barred) as error:
             end(transaction_id, "rollback")
             raise HTTPException(402 if isinstance(error, CardDeclined) else 409, type(error).__name__) from error
     finally:
@@ -110,9 +132,17 @@ def write_order(order: NewOrder, transaction_id: str) -> None:
     """The local transaction."""
     with Session(engine) as session, session.begin():
         session.add(Order(order_id=order.order_id, cents=order.cents, transaction_id=transaction_id))
-        session.flush()
+        session.flush()  # from here on nobody else writes, so no bar can come
+        if session.get(Bar, transaction_id) is not None:
+            raise Barred
         if order.card == "declined":
             raise CardDeclined
+
+
+def is_written(transaction_id: str) -> bool:
+    """Whether the local transaction has committed."""
+    with Session(engine) as session:
+        return session.scalar(select(Order).where(Order.transaction_id == transaction_id)) is not None
 
 
 def end(transaction_id: str, resolution: str) -> dict[str, Any]:
@@ -138,9 +168,11 @@ def verify(body: bytes, headers: dict[str, str]) -> None:
 
 
 def answer_check(asked: dict[str, Any]) -> dict[str, str]:
-    """In the database: COMMIT. Not there, and nobody at work on it: ROLLBACK."""
+    """In the database: COMMIT. Not there, and nobody at work on it: ROLLBACK, and never will it be there."""
+    transaction_id = asked["transaction_id"]
     is_at_work = asked["idempotency_key"] in being_placed  # looked at before the database is
-    with Session(engine) as session:
-        is_written = session.scalar(select(Order).where(Order.transaction_id == asked["transaction_id"])) is not None
-    resolution = "COMMIT" if is_written else "UNKNOWN" if is_at_work else "ROLLBACK"
-    return {"transaction_id": asked["transaction_id"], "nonce": asked["nonce"], "resolution": resolution}
+    if not is_at_work:
+        with engine.begin() as connection:
+            connection.execute(BAR, {"id": transaction_id})
+    resolution = "COMMIT" if is_written(transaction_id) else "UNKNOWN" if is_at_work else "ROLLBACK"
+    return {"transaction_id": transaction_id, "nonce": asked["nonce"], "resolution": resolution}

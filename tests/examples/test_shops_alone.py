@@ -1,8 +1,10 @@
-"""The shop in Node.js while nobody answers at the bridge, and after it was killed: no stage is needed."""
+"""Shops whose bridge is away, or says what a test wants: no stage is needed."""
 
 import base64
 import json
 import shutil
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +14,11 @@ import pytest
 
 from bridge.broker.ports import choose_free_port
 from checker.call import sign_call
-from tests.support.canned_http import canned_server
+from tests.support.canned_http import CannedServer, canned_server
 from tests.support.example_process import ExampleProcess, copy_without_traces
 
 _PLACED, _UNKNOWN = "0206k8e9s5ta7vo3q1m4c8b2h6dg", "0206k8e9s5ta7vo3q1m4c8b2h6d0"
+_JSON = {"Content-Type": "application/json"}
 _SECRET = "whsec_" + base64.b64encode(bytes(32)).decode()
 # each process has the number 1, as in a container; with DIES it is killed where it takes the second name of a file away
 _PRELOAD = """
@@ -45,17 +48,17 @@ def shop(tmp_path: Path) -> Iterator[ExampleProcess]:
 def place(shop: ExampleProcess, body: bytes = b'{"order_id": "42", "cents": 10}') -> int | None:
     """The status of the answer; None if it died."""
     try:
-        return httpx2.post(f"{shop.url}/orders", content=body, timeout=30).status_code
+        return httpx2.post(f"{shop.url}/orders", content=body, headers=_JSON, timeout=30).status_code
     except httpx2.TransportError:
         return None
 
 
-def ask(shop: ExampleProcess, transaction_id: str) -> str:
+def ask(shop: ExampleProcess, transaction_id: str, path: str = "/outbox-checks") -> str:
     """What it answers to a check."""
-    checks = [{"transaction_id": transaction_id, "nonce": "n"}]
+    checks = [{"transaction_id": transaction_id, "nonce": "n", "idempotency_key": "42"}]
     body = json.dumps({"type": "transaction.check", "producer_group": "node-orders", "checks": checks})
     signed = sign_call([_SECRET], "msg", time.time_ns() // 1_000_000, body)
-    answer = httpx2.post(f"{shop.url}/outbox-checks", content=body, headers=dict(signed or {}), timeout=30)
+    answer = httpx2.post(f"{shop.url}{path}", content=body, headers=dict(signed or {}), timeout=30)
     (resolution,) = answer.raise_for_status().json()["resolutions"]
     return str(resolution["resolution"])
 
@@ -80,3 +83,79 @@ def test_order_is_kept_whose_process_was_killed_before_its_file_had_one_name(sho
     shop.start().wait_answering("/nothing")
     assert ask(shop, _UNKNOWN) == "ROLLBACK"
     assert ask(shop, _PLACED) == "COMMIT"
+
+
+@pytest.fixture
+def bridge() -> Iterator[CannedServer]:
+    """Each prepare is of one transaction, as with an idempotency key, and every end of it is taken."""
+    with canned_server() as canned:
+        canned.answer("POST", "/v1/transactions", 201, {"transaction_id": _PLACED, "state": "PREPARED"})
+        for end in ("commit", "rollback"):
+            canned.answer("POST", f"/v1/transactions/{_PLACED}/{end}", 200, {"state": "as told"})
+        yield canned
+
+
+@pytest.fixture
+def demo_shop(tmp_path: Path, bridge: CannedServer) -> Iterator[ExampleProcess]:
+    """That of the demo."""
+    copy_without_traces("shop", tmp_path)
+    (tmp_path / "secret").write_text(_SECRET)
+    places = {"SHOP_DATABASE": str(tmp_path / "shop.db"), "SHOP_SECRET_FILE": str(tmp_path / "secret")}
+    command = [sys.executable, "-m", "uvicorn", "shop:app", "--port", "{port}"]
+    process = ExampleProcess(command, tmp_path / "shop", {**places, "SHOP_BRIDGE": bridge.url}, tmp_path / "log")
+    process.start().wait_answering("/health")
+    yield process
+    process.kill()
+
+
+def ends(bridge: CannedServer) -> list[str]:
+    """How transactions were ended, in order."""
+    return [asked.path.rpartition("/")[2] for asked in bridge.asked if asked.path.startswith("/v1/transactions/")]
+
+
+_ORDER = b'{"order_id": "42", "cents": 10}'
+
+
+def test_order_that_is_placed_again_after_its_shop_died_is_committed(
+    demo_shop: ExampleProcess, bridge: CannedServer
+) -> None:
+    """The repeated prepare names the transaction that the order was written in: a rollback would lose its message."""
+    assert place(demo_shop, b'{"order_id": "42", "cents": 10, "die": "after-local-commit"}') is None
+    demo_shop.kill()
+    demo_shop.start().wait_answering("/health")
+    assert place(demo_shop, _ORDER) == 201
+    assert ends(bridge) == ["commit"]
+
+
+def test_order_that_is_being_placed_is_not_placed_beside(demo_shop: ExampleProcess, bridge: CannedServer) -> None:
+    """Two calls would have one transaction, and the failure of one would end that of the other."""
+    is_prepared, may_go_on = threading.Event(), threading.Event()
+    take = bridge.take
+
+    def take_slowly(method: str, path: str) -> tuple[int, bytes]:
+        if path == "/v1/transactions" and not is_prepared.is_set():
+            is_prepared.set()
+            may_go_on.wait(60)
+        return take(method, path)
+
+    # the first of two stands still in its prepare
+    bridge.take = take_slowly  # type: ignore[method-assign]
+    told: list[int | None] = []
+    first = threading.Thread(target=lambda: told.append(place(demo_shop, _ORDER)))
+    first.start()
+    assert is_prepared.wait(60)
+    declined = place(demo_shop, b'{"order_id": "42", "cents": 10, "card": "declined"}')
+    assert ask(demo_shop, _PLACED, "/check") == "UNKNOWN"
+    may_go_on.set()
+    first.join()
+    assert (declined, told, ends(bridge)) == (409, [201], ["commit"])
+
+
+def test_order_is_not_written_once_a_check_was_answered_rollback(
+    demo_shop: ExampleProcess, bridge: CannedServer
+) -> None:
+    """The answer may be on its way when the order is placed again: its prepare says PREPARED still."""
+    assert ask(demo_shop, _PLACED, "/check") == "ROLLBACK"
+    assert place(demo_shop, _ORDER) == 409
+    assert ask(demo_shop, _PLACED, "/check") == "ROLLBACK"
+    assert "commit" not in ends(bridge)
