@@ -2,7 +2,9 @@
 
 import base64
 import json
+import re
 import shutil
+import sqlite3
 import sys
 import threading
 import time
@@ -15,7 +17,8 @@ import pytest
 from bridge.broker.ports import choose_free_port
 from checker.call import sign_call
 from tests.support.canned_http import CannedServer, canned_server
-from tests.support.example_process import ExampleProcess, copy_without_traces
+from tests.support.example_process import ExampleProcess, copy_without_traces, run
+from tests.support.source_tree import ROOT
 
 _PLACED, _UNKNOWN = "0206k8e9s5ta7vo3q1m4c8b2h6dg", "0206k8e9s5ta7vo3q1m4c8b2h6d0"
 _JSON = {"Content-Type": "application/json"}
@@ -159,3 +162,28 @@ def test_order_is_not_written_once_a_check_was_answered_rollback(
     assert place(demo_shop, _ORDER) == 409
     assert ask(demo_shop, _PLACED, "/check") == "ROLLBACK"
     assert "commit" not in ends(bridge)
+
+
+def test_first_shop_of_the_documents_writes_nothing_after_it_answered_rollback(
+    tmp_path: Path, bridge: CannedServer
+) -> None:
+    """Its order may still be between prepare and commit in another process when the bridge asks."""
+    found = re.search(r"<!-- file: shop\.py -->\n```python\n(.*?)```", (ROOT / "docs/start.md").read_text(), re.DOTALL)
+    assert found is not None
+    (tmp_path / "shop.py").write_text(found[1])
+    bridge.answer(
+        "POST", "/v1/producer-groups/shop/checks/claim", 200, {"checks": [{"transaction_id": _PLACED, "nonce": "n"}]}
+    )
+    bridge.answer("POST", "/v1/resolutions", 200, {"results": []})
+
+    def shop(*words: str) -> "tuple[int, str]":
+        settings = {"OUTBOX_BRIDGE_URL": bridge.url}
+        done = run([sys.executable, "shop.py", *words], cwd=tmp_path, settings=settings, is_checked=False)
+        return done.returncode, done.stdout
+
+    assert shop("answer") == (0, "ROLLBACK\n")
+    assert shop("place", "1")[0] != 0
+    assert (shop("answer"), ends(bridge)) == ((0, "ROLLBACK\n"), [])
+    with sqlite3.connect(tmp_path / "shop.db") as database:
+        assert database.execute("SELECT count(number) FROM orders").fetchone() == (0,)
+    database.close()
