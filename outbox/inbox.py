@@ -27,6 +27,7 @@ from outbox.client.errors import Misuse, OutboxConfigError
 from outbox.tables import INBOX_ID_LENGTH, make_inbox_table
 from outbox.transaction_record import (
     DatabaseNow,
+    durable_now,
     find_connection,
     find_run,
     find_scoped,
@@ -457,7 +458,9 @@ def _insert_new(conn: Connection, table: sa.Table, consumer: str, ids: Sequence[
     rows = [{"consumer": consumer, "message_id": message_id} for message_id in sorted(ids)]
     if not rows:
         return set()
-    statement = make_insert_missing(conn, table).values(at_ms=DatabaseNow())
+    # the offset is committed next: what a crash of the database took back then would never be delivered again
+    now = durable_now(is_postgres=conn.dialect.name == "postgresql")
+    statement = make_insert_missing(conn, table).values(at_ms=now)
     try:
         if conn.dialect.insert_executemany_returning:
             return set(conn.scalars(statement.returning(table.c.message_id), rows))

@@ -75,6 +75,11 @@ def _mariadb_now(_: DatabaseNow, __: SQLCompiler, **___: object) -> str:
     return "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV 1000)"
 
 
+def durable_now(*, is_postgres: bool) -> sa.ColumnElement[int]:
+    """The same in an INSERT, whose transaction then survives a crash of the server, whatever it has as a default."""
+    return DatabaseNow() + sa.literal_column(_DURABLY, sa.BigInteger) if is_postgres else DatabaseNow()
+
+
 def insert_record(conn: Connection, table: sa.Table, transaction_id: str, producer_group: str) -> None:
     """Writes the record in the transaction of `conn`. Raises IntegrityError if the id has one.
 
@@ -213,7 +218,7 @@ def is_locked_out(error: DBAPIError) -> bool:
 def _insertion(table: sa.Table, *, is_postgres: bool) -> sa.Insert:
     """What a record says besides its key and group; in SQL's own words, for a parameter or a result costs more."""
     # with synchronous_commit off, a check could see a local transaction that a crash then takes back
-    at_ms = DatabaseNow() + sa.literal_column(_DURABLY, sa.BigInteger) if is_postgres else DatabaseNow()
+    at_ms = durable_now(is_postgres=is_postgres)
     return sa.insert(table).values(state=sa.literal_column(f"'{WRITTEN}'"), at_ms=at_ms)
 
 

@@ -267,6 +267,28 @@ async def test_asyncio_does_the_same(engine: sa.Engine, async_engine: AsyncEngin
     assert await inbox.clean(async_engine, keep_days=1e-9) == 2
 
 
+@pytest.mark.parametrize("user_database", ["postgresql"], indirect=True)
+def test_effect_is_durable_before_the_offset_is_committed(user_database: UserDatabase, engine: sa.Engine) -> None:
+    """With synchronous_commit off, a crash of the server could take back what no consumer is told of again."""
+    with engine.connect() as conn:
+        conn.exec_driver_sql(f"ALTER DATABASE {sa.make_url(user_database.url).database} SET synchronous_commit = off")
+        conn.commit()
+    engine.dispose()
+    inbox = Inbox("stamps")
+    setting = sa.text("SHOW synchronous_commit")
+    with Session(engine) as session:
+        assert session.scalar(setting) == "off"
+        with inbox.once(session, make_message(1)):
+            act(session, 1)
+        assert session.scalar(setting) == "on"
+        session.commit()
+        with inbox.once_each(session, map(make_message, (2, 3))):
+            act(session, 2)
+        assert session.scalar(setting) == "on"
+        session.commit()
+        assert session.scalar(setting) == "off"
+
+
 def test_cleaning_deletes_what_is_old_of_one_consumer(engine: sa.Engine) -> None:
     """Bit by bit, and nothing of others."""
     stamps, bills = Inbox("stamps"), Inbox("bills")
