@@ -119,7 +119,10 @@ def _absence(pair: Pair, last: Event, scope: Scope) -> tuple[FindingKind | None,
         return None if is_added else FindingKind.UNPROVABLE, f"{where} (not read)"
     if receipt.off < extent.start or extent.is_compacted:
         return FindingKind.UNPROVABLE, where
-    return (None if receipt.off >= extent.end and is_young else FindingKind.MISSING), where
+    if receipt.off < extent.end:
+        return FindingKind.MISSING, where
+    # an open Kafka transaction of anybody holds up all readers: it may be there
+    return None if is_young else FindingKind.MISSING, f"{where} (consumers can read to {extent.end} only)"
 
 
 def _absence_anywhere(pair: Pair, scope: Scope, *, is_young: bool) -> FindingKind | None:
@@ -137,11 +140,21 @@ def _extra(story: TransactionHistory, matched: Match) -> Iterator[Found]:
     again = [record for record in matched.extra if record.content in prepared]
     if again:
         originals = [pair.record for pair in matched.pairs if pair.record and pair.record.content == again[0].content]
-        yield Found(FindingKind.DUPLICATE, f"{len(again)} more than prepared", (*originals, *again))
+        told = f"{len(again)} more than prepared{_tell_elsewhere(again, matched)}"
+        yield Found(FindingKind.DUPLICATE, told, (*originals, *again))
     strange = [record for record in matched.extra if record.content not in prepared]
     if strange:
         assert story.half is not None
-        yield Found(FindingKind.CORRUPT, f"{len(strange)} records nobody prepared", (story.half, *strange))
+        told = f"{len(strange)} records nobody prepared{_tell_elsewhere(strange, matched)}"
+        yield Found(FindingKind.CORRUPT, told, (story.half, *strange))
+
+
+def _tell_elsewhere(records: Sequence[Event], matched: Match) -> str:
+    """Where all of them are in topics that were not asked for: somebody may have copied them, with their headers."""
+    topics = {record.topic for record in records}
+    if topics & {pair.message.topic for pair in matched.pairs}:
+        return ""
+    return f", in {', '.join(sorted(topics))}, which it does not name: a copy by somebody else?"
 
 
 def _is_retimed(asked_ms: int | None, record: Event, scope: Scope) -> bool:

@@ -169,6 +169,24 @@ def test_finding_names_its_evidence() -> None:
     assert found.detail == "1 more than prepared"
 
 
+@pytest.mark.parametrize("content", [111, 999])
+def test_copy_in_a_topic_that_was_not_asked_for_is_told_as_such(content: int) -> None:
+    """Streams, mirrors and connectors pass headers on: who is woken by it must see that its own topic is right."""
+    (found,) = judge(TX, [half(), commit(), COMMITTED, record(), record(7, content, "enriched")], SCOPE)
+    assert found.detail.endswith(", in enriched, which it does not name: a copy by somebody else?")
+    (own,) = judge(TX, [half(), commit(), COMMITTED, record(), record(900, content)], SCOPE)
+    assert own.kind is found.kind and "copy" not in own.detail
+
+
+def test_message_behind_what_consumers_can_read_is_told_as_such() -> None:
+    """An open Kafka transaction of another producer holds it up: it is not to be sent once more."""
+    (found,) = judge(TX, [half(), commit(), COMMITTED], with_extent(SCOPE, "orders", end=100, seen=100))
+    assert found.kind is FindingKind.MISSING
+    assert found.detail.endswith("orders-0@100 (consumers can read to 100 only)")
+    (gone,) = judge(TX, [half(), commit(), COMMITTED], SCOPE)
+    assert gone.detail.endswith("orders-0@100")
+
+
 @given(data=st.data(), name=st.sampled_from([*RIGHT, *WRONG]))
 def test_verdict_depends_on_the_events_alone(data: st.DataObject, name: str) -> None:
     """Not on their order, nor on an event that was landed twice: runs are repeated, windows overlap."""
