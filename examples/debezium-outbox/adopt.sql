@@ -1,7 +1,7 @@
--- Once, while the connector is stopped. Debezium takes the order of rows from the write-ahead log; here a column has it.
+-- Once, while the connector runs. Debezium takes the order of rows from the write-ahead log; here a column has it.
 BEGIN;
 LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE;
-DELETE FROM outbox; -- what is left was published by the connector: stop it only when it has caught up
+CREATE TABLE outbox_before AS SELECT id FROM outbox; -- what the connector has published once it has caught up with this
 ALTER TABLE outbox ADD COLUMN position bigint GENERATED ALWAYS AS IDENTITY;
 CREATE INDEX outbox_in_order ON outbox (aggregateid, position);
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -57,20 +58,46 @@ def test_script_and_its_checks_agree(stage: Stage, front: Front, make_example: M
     assert [len(stage.read(ORDERS, key)) for key in ("71", "72", "73")] == [1, 0, 1]
 
 
+_ROW = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES ('order', '{}', 'OrderCreated', '1')"
+_DEBEZIUM = EXAMPLES / "debezium-outbox"
+
+
 @pytest.fixture
-def debezium_url(postgres: PostgresServer) -> str:
-    """A database as the example says: first as it was, with a row that the connector has published, then adopted."""
-    url = postgres.create()
-    engine = sa.create_engine(url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
-    published = (
-        "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES ('order', 'before', 'OrderCreated', '1')"
-    )
-    folder = EXAMPLES / "debezium-outbox"
-    statements = [(folder / "before.sql").read_text(), published, (folder / "adopt.sql").read_text()]
+def adopting(postgres: PostgresServer) -> Iterator[sa.Connection]:
+    """A database as it was, with a row that the connector has published."""
+    engine = sa.create_engine(postgres.create(), poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
-        for statement in statements:
-            connection.connection.driver_connection.execute(statement)  # type: ignore[union-attr]
-    return url
+        run_sql(connection, (_DEBEZIUM / "before.sql").read_text(), _ROW.format("before"))
+        yield connection
+
+
+def run_sql(connection: sa.Connection, *scripts: str) -> None:
+    """As they stand, several statements in one."""
+    for script in scripts:
+        connection.connection.driver_connection.execute(script)  # type: ignore[union-attr]
+
+
+def take_over(connection: sa.Connection) -> None:
+    """What the page says about a connector that is stopped now."""
+    run_sql(connection, *re.findall(r'-c "([^"]+)"', (_DEBEZIUM / "README.md").read_text()))
+
+
+def test_row_that_is_written_while_the_connector_is_replaced_stays(adopting: sa.Connection) -> None:
+    """The service goes on writing. What the connector may not have published is never deleted."""
+    run_sql(adopting, _ROW.format("unseen"), (_DEBEZIUM / "adopt.sql").read_text(), _ROW.format("later"))
+    left = sa.text("SELECT aggregateid FROM outbox ORDER BY position")
+    assert set(adopting.scalars(left)) == {"before", "unseen", "later"}, "the connector has not caught up yet"
+    take_over(adopting)
+    assert list(adopting.scalars(left)) == ["later"]
+    assert not sa.inspect(adopting).has_table("outbox_before")
+
+
+@pytest.fixture
+def debezium_url(adopting: sa.Connection) -> str:
+    """A database as the example says: adopted, and its connector stopped."""
+    run_sql(adopting, (_DEBEZIUM / "adopt.sql").read_text())
+    take_over(adopting)
+    return adopting.engine.url.render_as_string(hide_password=False)
 
 
 def test_debezium_table_is_published_by_relays(

@@ -175,7 +175,8 @@ def test_copy_in_a_topic_that_was_not_asked_for_is_told_as_such(content: int) ->
     (found,) = judge(TX, [half(), commit(), COMMITTED, record(), record(7, content, "enriched")], SCOPE)
     assert found.detail.endswith(", in enriched, which it does not name: a copy by somebody else?")
     (own,) = judge(TX, [half(), commit(), COMMITTED, record(), record(900, content)], SCOPE)
-    assert own.kind is found.kind and "copy" not in own.detail
+    assert own.kind is found.kind
+    assert "copy" not in own.detail
 
 
 def test_message_behind_what_consumers_can_read_is_told_as_such() -> None:
