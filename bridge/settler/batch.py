@@ -127,10 +127,14 @@ def choose_fitting(
 
 
 def cut(portion: Portion, count: int) -> tuple[Portion, Portion]:
-    """The first `count` records, and the rest; neither is empty."""
+    """The first `count` records, and the rest; neither is empty.
+
+    The first part ends right behind its last record: a position tells the append time of what lies before it.
+    """
     first, rest = portion.records[:count], portion.records[count:]
+    last = first[-1][0]
     return (
-        Portion(first, _only(portion.bodies, first), first[-1][0].stored_ms, rest[0][0].offset),
+        Portion(first, _only(portion.bodies, first), last.stored_ms, last.offset + 1),
         portion._replace(records=rest, bodies=_only(portion.bodies, rest)),
     )
 

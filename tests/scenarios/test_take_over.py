@@ -1,8 +1,11 @@
 """Take-overs whose windows are staged: who fences whom between which two requests."""
 
+import asyncio
+
 import pytest
 
 from bridge.core.message import Message, MessageQueue
+from bridge.settler.ports import SettlerConfig
 from bridge.settler.settler import Hold
 from bridge.store.memory.link import StepKind
 from bridge.store.memory.log import compact
@@ -146,3 +149,33 @@ def test_owner_frozen_in_its_take_over_halts_nothing(gone: str, *, is_overtaken:
             assert (world.settlers["first"].status[0].hold is Hold.OWNED) is is_overtaken
 
     world.run(story())
+
+
+def test_owner_that_dies_between_two_parts_of_a_read_is_succeeded_whatever_lies_between() -> None:
+    """A foreign record there belongs to neither part: its append time is nobody's proof of another journal (T)."""
+    faults = HeldSteps()
+    world = make_settler_world(faults=faults, config=SettlerConfig(max_batch_bytes=4_000))
+
+    async def story() -> None:
+        for name in ("a", "b"):
+            await world.prepare(name, Message("credits", name.encode(), name.encode() * 3_000))
+        await world.commit("a")
+        await world.memory.clock.sleep_ms(10)
+        await world.memory.store.put_many([Message(world.topics.half, b"foreign", b"x", [], 0)])
+        await world.memory.clock.sleep_ms(10)
+        await world.commit("b")
+        first = world.memory.start_process("first")
+        running = asyncio.create_task(world.make_settler(first, "first").run_forever())
+        taking, settling_a, settling_b = [faults.hold(StepKind.END, client="first") for _ in range(3)]
+        for ending in (taking, settling_a):
+            await ending.reached.wait()
+            ending.release()
+        await settling_b.reached.wait()
+        first.kill()
+        running.cancel()
+        async with world.settling("second"):
+            await world.memory.clock.sleep_ms(30_000)
+            assert world.settlers["second"].status[0].hold is Hold.OWNED
+
+    world.run(story())
+    assert [value[:1] for value in world.memory.visible("credits") if value] == [b"a", b"b"]
