@@ -22,7 +22,7 @@ from bridge.core.op_message import (
 )
 from bridge.core.properties import PROPERTIES_HEADER
 from bridge.core.queue_state import QueueState, WrittenOp
-from bridge.core.record import EndRecord, HalfMessage, Record, Resolution
+from bridge.core.record import EndRecord, HalfMessage, Record, Resolution, is_void
 from bridge.core.record_codec import decode_record, encode_parked, encode_published
 from bridge.core.topics import PARKED_QUEUE, InternalTopics, choose_real_queue
 from bridge.core.transaction import Transaction
@@ -77,8 +77,11 @@ def decode_portion(
             record = decode_record(message)
             ordering_hash = 0
             if type(record) is HalfMessage:
-                bodies[record.transaction_id] = loaded = LoadedHalf.decode(record, message)
+                loaded = LoadedHalf.decode(record, message)
                 ordering_hash = loaded.ordering_hash
+                earlier = bodies.get(record.transaction_id)
+                if earlier is None or is_void(earlier.half, earlier.stored.stored_ms):  # a repeat may differ: its trace
+                    bodies[record.transaction_id] = loaded
             records.append((LogPosition(message.queue_offset, message.stored_ms), record, ordering_hash))
         except MalformedRecord as error:
             quarantine(message.queue_offset, error)
@@ -225,7 +228,7 @@ class QueueBatch:
                 queue_id = real_queue(message, transaction_id, to.queues)
                 timestamp_ms = message.timestamp_ms or (decided_ms if decided_ms >= to.oldest_ms else to.now_ms)
                 messages.append(encode_published(message, transaction_id, queue_id, timestamp_ms, has_id))
-        messages += [_parked_copy(bodies[t.transaction_id], t, target) for t in self.parks.values()]
+        messages += [parked_copy(bodies[t.transaction_id], t, target) for t in self.parks.values()]
         position = encode_position(state.next_position(self.ops.values(), target.owner, target.log))
 
         def finish(receipts: Sequence[Receipt]) -> list[Message]:
@@ -290,5 +293,6 @@ def real_queue(message: Message, transaction_id: str, queues: int) -> int:
     return choose_real_queue(message.key, transaction_id, queues)
 
 
-def _parked_copy(held: LoadedHalf, t: Transaction, target: BatchTarget) -> Message:
+def parked_copy(held: LoadedHalf, t: Transaction, target: BatchTarget) -> Message:
+    """Its half message as it is put into the parked topic."""
     return encode_parked(held.stored, t.check_times, t.reason or "", target.topics.parked, PARKED_QUEUE)

@@ -222,7 +222,7 @@ class OwnedQueue(QueueOwner):
         if self.state.rows.count:
             self.state.recall([record.transaction_id for _, record, _ in read.records])
         commits = find_commits(read, live)
-        wanted = [live[c.transaction_id] for c in commits if c.transaction_id not in read.bodies]
+        wanted = [t for c in commits if (t := live.get(c.transaction_id)) is not None and _is_elsewhere(t, read)]
         found, asked = await writer.bodies.load(wanted)
         bodies = read.bodies | found
         unread = {t.transaction_id for t in wanted[asked:]}
@@ -336,3 +336,9 @@ class OwnedQueue(QueueOwner):
             self._memory.schedule.doubt()
             topics = {topic for i in batch.publishes for topic in bodies[i].topics}
             self._ports.destinations.doubt(topics)
+
+
+def _is_elsewhere(t: Transaction, read: Portion) -> bool:
+    """Whether its half message was read before: one that comes now is a repeat, and may name another trace."""
+    loaded = read.bodies.get(t.transaction_id)
+    return loaded is None or loaded.stored.queue_offset != t.half

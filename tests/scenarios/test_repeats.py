@@ -148,3 +148,30 @@ def test_repeat_is_not_taken_for_a_new_one_by_a_successor() -> None:
 
     world.run(story())
     assert world.memory.visible("credits") == [b"v"]
+
+
+@pytest.mark.parametrize("case", ["read together", "read before", "void before"])
+def test_message_is_that_of_the_first_half_message_whatever_trace_its_repeat_names(case: str) -> None:
+    """A repeat is often made within another span; what was prepared first is what is published (I)."""
+    world = make_settler_world()
+
+    async def prepare_within(span: bytes, seen_before_ms: int = 0) -> None:
+        message = Message("credits", b"k", b"v", [("traceparent", span)])
+        seen_ms = world.memory.clock.now_ms() - seen_before_ms
+        await world.prepare("a", message, idempotency_key="i", seen_ms=seen_ms)
+
+    async def story() -> None:
+        if case == "void before":
+            await prepare_within(b"too late", seen_before_ms=3_600_000)
+        await prepare_within(b"first")
+        if case == "read before":
+            async with world.settling("earlier"):
+                await world.settled()
+        await prepare_within(b"second")
+        await world.commit("a")
+        async with world.settling():
+            await world.settled()
+
+    world.run(story())
+    [message] = world.memory.read_visible("credits")
+    assert dict(message.headers)["traceparent"] == b"first"
