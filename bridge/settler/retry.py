@@ -1,14 +1,15 @@
 """What an owner writes besides what the journal says: blocked commits tried again, parks, copies of old bodies."""
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
 
 import structlog
 
 from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, StoreError
 from bridge.core.queue_state import changed_by
-from bridge.core.transaction import BODY_EXPIRED, SPLIT, Transaction
-from bridge.core.transition import Effect, Park, WriteOp
-from bridge.settler.batch import QueueBatch
+from bridge.core.transaction import BODY_EXPIRED, PREPARED, SPLIT, Transaction
+from bridge.core.transition import Effect, Park, WriteOp, carry_forward
+from bridge.settler.batch import QueueBatch, parked_copy
 from bridge.settler.blocked import LONGEST_BACKOFF_MS, LONGEST_SPLIT_MS, NOWHERE, DestinationSet, Try
 from bridge.settler.bodies import UNKNOWN_TOPIC, LoadedHalves
 from bridge.settler.ports import QueueCounts, QueueMemory, SettlerConfig, SettlerPorts
@@ -37,8 +38,8 @@ class Retry:
 
     @property
     def is_asked(self) -> bool:
-        """Whether parks are to be written."""
-        return bool(self._parks)
+        """Whether parks are to be written now."""
+        return bool(self._parks) and self._ports.clock.monotonic_ms() >= self._memory.park_not_before_ms
 
     def park(self, reasons: Mapping[str, str]) -> None:
         """Asks for transactions to be parked: id -> why."""
@@ -93,30 +94,67 @@ class Retry:
     # --- parks and copies ---
 
     async def _settle_parks(self, seen_at_ms: int) -> None:
-        """Parks apart from everything else: the parked topic is a destination that can fail."""
+        """Parks apart from everything else; while the parked topic refuses, others go on and it is tried later."""
         now_ms = self._ports.clock.monotonic_ms()
         if now_ms < self._memory.park_not_before_ms:
             return
         state = self._writer.state
-        reasons = dict([self._parks.popitem() for _ in range(min(len(self._parks), self._config.max_parks))])
+        reasons = {i: self._parks.pop(i) for i in list(islice(self._parks, self._config.max_parks))}
         state.recall(reasons)
-        known = [state.live[i] for i in reasons if i in state.live]
+        known = [t for t in map(state.live.get, reasons) if t is not None and t.state is PREPARED]
         bodies, asked = await self._writer.bodies.load(known)
         self._parks |= {t.transaction_id: reasons[t.transaction_id] for t in known[asked:]}
-        effects: list[Effect] = []
         for t in known[:asked]:
-            if t.transaction_id in bodies:
-                effects += state.park(t.transaction_id, reasons[t.transaction_id])
-            else:
+            if t.transaction_id not in bodies:
                 _LOG.error("body_expired", queue=self._writer.target.queue_id, transaction_id=t.transaction_id)
-        if not effects:
-            return
+        possible, refused = await self._find_copyable(known[:asked], bodies)
+        effects = [effect for t in possible for effect in state.park(t.transaction_id, reasons[t.transaction_id])]
+        if effects and not await self._try_parks(effects, possible, bodies):
+            refused += possible
+        elif effects:
+            self._writer.notify(changed_by(effects), seen_at_ms)
+        if refused:
+            self._parks |= {t.transaction_id: reasons[t.transaction_id] for t in refused}
+            self._memory.park_not_before_ms = now_ms + self._config.park_backoff_ms
+
+    async def _find_copyable(
+        self, wanted: Sequence[Transaction], bodies: LoadedHalves
+    ) -> tuple[list[Transaction], list[Transaction]]:
+        """Those with a body whose copies the parked topic takes, as far as the cluster says, and the others.
+
+        A try that fails for want of a leader would cost the queue seconds and a take-over, one for a copy too large
+        all others of its batch. Raises StoreError.
+        """
+        target, destinations = self._writer.target, self._ports.destinations
+        there = [t for t in wanted if t.transaction_id in bodies]
+        if not there:
+            return [], []
+        await destinations.refresh([target.topics.parked])
+        now_ms, reasons = self._writer.time.now_ms(), dict[str, str]()
+        for t in there:
+            copy = parked_copy(bodies[t.transaction_id], t, target)
+            reason = destinations.find_reason(t.transaction_id, [copy], now_ms, has_id_header=False)
+            if reason is not None:
+                reasons[t.transaction_id] = reason
+        if reasons:
+            first, reason = next(iter(reasons.items()))
+            _LOG.error("not_copied", queue=target.queue_id, count=len(reasons), transaction_id=first, reason=reason)
+        return [t for t in there if t.transaction_id not in reasons], [t for t in there if t.transaction_id in reasons]
+
+    async def _try_parks(self, effects: Sequence[Effect], before: Sequence[Transaction], bodies: LoadedHalves) -> bool:
+        """False if the parked topic refused: then their state is what it was, and is written so. Raises StoreError."""
         try:
             await self._writer.write(QueueBatch(effects, BatchKind.PARK), bodies)
-        except StoreError:
-            self._memory.park_not_before_ms = now_ms + self._config.park_backoff_ms
-            raise
-        self._writer.notify(changed_by(effects), seen_at_ms)
+        except StoreError as error:
+            self._memory.park_not_before_ms = self._ports.clock.monotonic_ms() + self._config.park_backoff_ms
+            self._ports.destinations.doubt([self._writer.target.topics.parked])
+            if not isinstance(error, BatchAborted):
+                raise
+            _LOG.error("not_parked", queue=self._writer.target.queue_id, reason=error.reason, topic=error.topic)
+            again = [effect for t in before for effect in carry_forward(t, is_old=False).effects]
+            await self._writer.write(QueueBatch(again, BatchKind.CARRY_FORWARD), {})
+            return False
+        return True
 
     async def _settle_copies(self) -> None:
         """Copies what grows old to the parked topic; when that refuses, others go on and it is tried later."""
@@ -129,8 +167,10 @@ class Retry:
         old = [t for t in map(state.live.get, ids) if t is not None and t.parked is None]
         bodies, asked = await self._writer.bodies.load(old)
         self._copies.update(t.transaction_id for t in old[asked:])
-        copied = [t for t in old if t.transaction_id in bodies]
+        copied, refused = await self._find_copyable(old[:asked], bodies)
+        self._copies.update(t.transaction_id for t in refused)
         if not copied:
+            memory.copy_not_before_ms = now_ms + LONGEST_BACKOFF_MS if refused else 0
             return
         memory.copy_not_before_ms = now_ms + LONGEST_BACKOFF_MS
         try:
@@ -140,7 +180,7 @@ class Retry:
             self._copies.update(t.transaction_id for t in copied)
             await self._writer.write(QueueBatch([WriteOp(t) for t in copied], BatchKind.CARRY_FORWARD), {})
         else:
-            memory.copy_not_before_ms = 0
+            memory.copy_not_before_ms = now_ms + LONGEST_BACKOFF_MS if refused else 0
 
     # --- blocked commits ---
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.core.message import Message
+from bridge.core.message import Message, MessageQueue
 from bridge.core.position import LowWatermarkConfig
 from bridge.core.record import Resolution, Source
 from bridge.core.transaction import MAX_CHECKS, TransactionState, TransactionView
@@ -231,6 +231,66 @@ def test_parked_topic_that_refuses_does_not_stop_the_queue() -> None:
 
     world.run(story())
     assert len(world.memory.read_visible(world.topics.parked)) == 1
+
+
+@pytest.mark.parametrize("trouble", ["denied", "leaderless"])
+def test_parked_topic_that_refuses_holds_up_no_commit(trouble: str) -> None:
+    """Nobody takes the queue over for it, and what is to be parked is parked once the topic takes it (B, S)."""
+    world = make_settler_world()
+    latest_ms = 0
+
+    def set_trouble(*, is_there: bool) -> None:
+        log, parked = world.memory.cluster.log, world.topics.parked
+        if trouble == "denied":
+            log.topics[parked].is_denied = is_there
+        else:
+            log.set_leader(MessageQueue(parked, 0), has_leader=not is_there)
+
+    async def story() -> None:
+        nonlocal latest_ms
+        async with world.settling("first"):
+            await world.prepare("a", Message("credits", b"k", b"a"))
+            await world.settled()
+            set_trouble(is_there=True)
+            world.observer.owners[0].park({world.id_of("a"): MAX_CHECKS})
+            for n in range(100):
+                await world.memory.clock.sleep_ms(400)
+                await world.prepare(f"b{n}", Message("orders", b"other", None))
+                began_ms = world.memory.clock.monotonic_ms()
+                await world.commit(f"b{n}")
+                await world.settled()
+                latest_ms = max(latest_ms, world.memory.clock.monotonic_ms() - began_ms)
+            assert world.settlers["first"].status[0].take_overs == 1
+            assert world.id_of("a") in world.observer.pending
+            set_trouble(is_there=False)
+            await world.memory.clock.sleep_ms(15_000)
+            assert world.op_of("a").transaction.state is TransactionState.PARKED
+            assert world.id_of("a") not in world.observer.pending
+
+    world.run(story())
+    assert latest_ms < 1_000
+    assert len(world.memory.read_visible(world.topics.parked)) == 1
+
+
+def test_copy_too_large_for_the_parked_topic_holds_up_no_other() -> None:
+    """One that cannot be parked waits, and stays PREPARED (B, S)."""
+    world = make_settler_world()
+
+    async def story() -> None:
+        async with world.settling("first"):
+            for name, size in (("large", 5_000), ("small", 10)):
+                await world.prepare(name, Message("credits", b"k", b"v" * size))
+            await world.settled()
+            world.memory.cluster.log.topics[world.topics.parked].alter({"max.message.bytes": "2000"})
+            world.observer.owners[0].park({world.id_of(name): MAX_CHECKS for name in ("large", "small")})
+            await world.memory.clock.sleep_ms(10_000)
+            assert world.op_of("small").transaction.state is TransactionState.PARKED
+            assert world.id_of("large") in world.observer.pending
+            await world.commit("large")
+            await world.settled()
+
+    world.run(story())
+    assert [len(value or b"") for value in world.memory.visible("credits")] == [5_000]
 
 
 def park_and_leave(world: SettlerWorld) -> Awaitable[None]:
