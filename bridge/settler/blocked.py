@@ -159,8 +159,8 @@ class BlockedSchedule:
         failing = self._sets.get(destinations)
         limit = failing.limit if failing else self.max_batch
         transactions.sort(key=lambda t: (blocked_queues[t.ordering_hash][0] in self._suspended, t.end or 0))
-        chosen = {t.transaction_id for t in transactions[:limit]}
-        return Try(destinations, _without_overtaking(transactions, chosen, blocked_queues))
+        chosen = transactions[:limit]
+        return Try(destinations, _without_overtaking(chosen, {t.transaction_id for t in chosen}, blocked_queues))
 
     def note_success(self, done: Try) -> None:
         """The set works: try twice as many next time, at once."""

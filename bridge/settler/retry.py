@@ -19,6 +19,8 @@ from bridge.store.message_store import BatchKind
 
 _LOG = structlog.get_logger()
 
+_REST = 4  # times as long as a look at blocked commits took that found none to try: most of the time is others'
+
 
 class Retry:
     """Each in Kafka transactions of their own, since each concerns destinations that can fail."""
@@ -35,6 +37,7 @@ class Retry:
         self._copies: set[str] = set()  # those whose body is to be in the parked topic
         self._blocked_to: dict[str, DestinationSet] = {}  # destinations of blocked commits
         self._retry_at_ms = 0
+        self._rest_until_ms = 0
 
     @property
     def is_asked(self) -> bool:
@@ -185,10 +188,16 @@ class Retry:
     # --- blocked commits ---
 
     async def _retry_blocked(self, seen_at_ms: int) -> None:
-        """Tries one set of destinations, in a Kafka transaction of its own."""
+        """Tries one set of destinations. What was in vain is followed by a rest, however many wait to be tried."""
         now_ms = self._ports.clock.monotonic_ms()
-        if now_ms < self._retry_at_ms:
+        if now_ms < max(self._retry_at_ms, self._rest_until_ms):
             return
+        if not await self._try_due(now_ms, seen_at_ms):
+            ended_ms = self._ports.clock.monotonic_ms()
+            self._rest_until_ms = ended_ms + min(_REST * (ended_ms - now_ms), LONGEST_SPLIT_MS)
+
+    async def _try_due(self, now_ms: int, seen_at_ms: int) -> bool:
+        """One set, in a Kafka transaction of its own; whether any of it could be tried."""
         schedule, live, blocked_queues = (
             self._memory.schedule,
             self._writer.state.live,
@@ -199,7 +208,7 @@ class Retry:
         await self._explain(schedule.explain_split(live, blocked_queues, self._blocked_to, split_before_ms))
         if attempt is None:
             self._retry_at_ms = schedule.next_due_ms(now_ms)
-            return
+            return False
         bodies, asked = await self._writer.bodies.load(attempt.transactions)
         attempt = attempt._replace(transactions=attempt.transactions[:asked])
         reasons = await self._find_reasons(attempt, bodies)
@@ -210,6 +219,7 @@ class Retry:
         await self._explain(reasons)
         if possible.transactions:
             await self._try_blocked(possible, bodies, seen_at_ms)
+        return bool(possible.transactions)
 
     def _find_again(self, bodies: LoadedHalves) -> Collection[str]:
         """Blocked ones whose body no log had and one has now: tried from the next time on with their like."""
