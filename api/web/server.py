@@ -327,9 +327,10 @@ def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
         if reuse_port:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind((host, port))
+        listener.listen()  # two may bind one port; only the second one that listens hears that it is taken
     except OSError as error:
         listener.close()
-        reason = os.strerror(error.errno) if error.errno else str(error)
+        reason = error.strerror or str(error)
         raise ConfigError(f"cannot listen on {host}:{port}: {reason}; choose another with --port") from error
     listener.setblocking(False)
     return listener

@@ -216,6 +216,18 @@ async def test_taken_port_is_told_at_once(live: LiveServer, fake: FakeTransactio
     assert isinstance(live.server, ApiServer)
 
 
+def test_port_is_taken_before_anybody_is_served_on_it() -> None:
+    """As where `http.port` and `http.metrics_port` are one: the second was told that it listens, and nobody reached it."""
+    with bind(HOST, 0) as first, pytest.raises(ConfigError, match="Address already in use"):
+        bind(HOST, first.getsockname()[1])
+
+
+def test_host_that_has_no_address_is_told_in_words() -> None:
+    """Not as a number of an error that no table has."""
+    with pytest.raises(ConfigError, match=r"cannot listen on nobody\.invalid:0: (?!Unknown error)"):
+        bind("nobody.invalid", 0)
+
+
 async def test_processes_can_share_a_port(fake: FakeTransactions) -> None:
     """The system deals connections out; when one drains, the others have them all."""
     async with serve(make_services(fake), ServeConfig(port=0, reuse_port=True)) as first:
