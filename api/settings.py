@@ -117,7 +117,7 @@ _NESTED = "__"
 _OF_COMMANDS = {
     f"{ENV_PREFIX}{name}" for name in ("URL", "KEY", "KEY_FILE", "CA_FILE", "CLIENT_CERT_FILE", "CLIENT_KEY_FILE")
 }
-_SECRET_WORDS = ("password", "secret", "sasl.jaas", "key.pem", "oauthbearer.config", "token")
+_SECRET_WORDS = ("password", "passphrase", "secret", "sasl.jaas", "key.pem", "oauthbearer.config", "token")
 _MASK = "********"
 
 

@@ -197,3 +197,21 @@ def test_secrets_are_masked_and_never_in_errors(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ConfigError) as error:
         load_settings()
     assert "geheim" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sasl.oauthbearer.assertion.private.key.passphrase",
+        "sasl.oauthbearer.assertion.private.key.pem",
+        "sasl.oauthbearer.client.secret",
+        "sasl.oauthbearer.client.credentials.client.secret",
+        "ssl.key.pem",
+        "ssl.key.password",
+        "ssl.keystore.password",
+    ],
+)
+def test_every_option_of_kafka_that_is_a_secret_is_masked(name: str) -> None:
+    """Also on the console's page of settings, which everybody who is known may read."""
+    lines = {line.name: line.value for line in show_settings(load_settings({"kafka": {name: "geheim"}}))}
+    assert lines[f"kafka.{name}"] == "********"
