@@ -6,6 +6,7 @@ otherwise be a default in production.
 
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
@@ -117,6 +118,8 @@ _NESTED = "__"
 _OF_COMMANDS = {
     f"{ENV_PREFIX}{name}" for name in ("URL", "KEY", "KEY_FILE", "CA_FILE", "CLIENT_CERT_FILE", "CLIENT_KEY_FILE")
 }
+_SERVICE_HOST = "_SERVICE_HOST"
+_SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)|_PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?")
 _SECRET_WORDS = ("password", "passphrase", "secret", "sasl.jaas", "key.pem", "oauthbearer.config", "token")
 _MASK = "********"
 
@@ -315,12 +318,18 @@ def _read_file(file: Path | None) -> dict[str, Any]:
 def _read_environment() -> dict[str, Any]:
     known = _environment_names()
     for name in os.environ:
-        if name.upper().startswith(ENV_PREFIX) and name.upper() not in known | _OF_COMMANDS:
+        if name.upper().startswith(ENV_PREFIX) and name.upper() not in known | _OF_COMMANDS and not _is_link(name):
             raise ConfigError(f"unknown environment variable {name}{_nearest(name.upper(), known)}")
     try:
         return EnvSettingsSource(Settings)()
     except SettingsError as error:
         raise ConfigError(f"environment: {error}") from error
+
+
+def _is_link(name: str) -> bool:
+    """Whether Kubernetes has set it, as it does in every pod for a Service that is called `outbox-bridge`."""
+    services = [one.removesuffix(_SERVICE_HOST) for one in os.environ if one.endswith(_SERVICE_HOST)]
+    return any(name.startswith(one) and _SERVICE_LINK.fullmatch(name, len(one)) for one in services)
 
 
 def _environment_names() -> set[str]:

@@ -215,3 +215,34 @@ def test_every_option_of_kafka_that_is_a_secret_is_masked(name: str) -> None:
     """Also on the console's page of settings, which everybody who is known may read."""
     lines = {line.name: line.value for line in show_settings(load_settings({"kafka": {name: "geheim"}}))}
     assert lines[f"kafka.{name}"] == "********"
+
+
+def set_links(monkeypatch: pytest.MonkeyPatch, service: str) -> None:
+    """What Kubernetes sets in each pod of a Service's namespace."""
+    for name, value in {
+        "SERVICE_HOST": "10.0.0.1",
+        "SERVICE_PORT": "8780",
+        "SERVICE_PORT_API": "8780",
+        "PORT": "tcp://10.0.0.1:8780",
+        "PORT_8780_TCP": "tcp://10.0.0.1:8780",
+        "PORT_8780_TCP_PROTO": "tcp",
+        "PORT_8780_TCP_PORT": "8780",
+        "PORT_8780_TCP_ADDR": "10.0.0.1",
+    }.items():
+        monkeypatch.setenv(f"{service}_{name}", value)
+
+
+def test_links_of_a_service_with_the_bridges_name_are_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kubernetes tells every pod of the namespace of it in `OUTBOX_BRIDGE_PORT` and others: reports and `doctor` too."""
+    set_links(monkeypatch, "OUTBOX_BRIDGE")
+    set_links(monkeypatch, "OUTBOX_BRIDGE_REMOTING")
+    assert load_settings().http.port == 8780
+
+
+@pytest.mark.parametrize("name", ["OUTBOX_BRIDGE_PORT", "OUTBOX_BRIDGE_HTTP_PORT", "OUTBOX_BRIDGE_SERVICE_NAME"])
+def test_name_that_only_looks_like_a_link_is_an_error(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """No Service is called so, and a typing error would be a default in production."""
+    set_links(monkeypatch, "OUTBOX_BRIDGE_REMOTING")
+    monkeypatch.setenv(name, "8781")
+    with pytest.raises(ConfigError, match=f"unknown environment variable {name}"):
+        load_settings()
