@@ -43,7 +43,7 @@ async def migrate(settings: Settings, confirm: Confirm | None = None) -> list[st
     without it such a log is refused. Raises ConfigError, StoreError, SqlUnavailable.
     """
     if settings.database_url is None:
-        settings.data_dir.mkdir(parents=True, exist_ok=True)  # SQLite makes its file there, and no folder
+        _make_data_dir(settings)
     before = await asyncio.to_thread(upgrade, settings.sql_url())
     topics, clock = internal_topics(settings), SystemClock()
     done = ["tables are up to date" if before.is_current else f"tables were brought to revision {before.needed}"]
@@ -79,6 +79,16 @@ async def migrate(settings: Settings, confirm: Confirm | None = None) -> list[st
         if found := await guard.run_once():
             raise TopologyConflict(found)
     return [*done, "internal topics are as they must be"]
+
+
+def _make_data_dir(settings: Settings) -> None:
+    """SQLite makes its file there, and no folder. Raises ConfigError."""
+    try:
+        settings.data_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"data_dir {settings.data_dir} cannot be made: {error.strerror}; name another, or set database_url"
+        ) from error
 
 
 async def _give_up(

@@ -268,8 +268,8 @@ def _parse_url(text: str) -> URL:
     try:
         url = make_url(text)
         backend = url.get_backend_name()
-    except (ArgumentError, NoSuchModuleError) as error:
-        raise ConfigError("the database URL cannot be read") from error
+    except (ArgumentError, NoSuchModuleError, ValueError):  # of the last one's text a part may be the password
+        raise ConfigError("the database URL cannot be read") from None
     if backend == "sqlite":
         if url.database in {None, "", ":memory:"}:
             raise ConfigError("SQLite needs a file: sqlite:///path")

@@ -266,6 +266,14 @@ def test_serve_refuses_to_start_unmigrated(kafka: str, tmp_path: Path) -> None:
         assert "set `topics.prefix` back" in done.stderr, done.stderr
 
 
+def test_data_folder_that_cannot_be_made_is_a_wrong_setting(tmp_path: Path) -> None:
+    """Such as one on a read-only root; said in a line, with the setting."""
+    (tmp_path / "data").write_text("a file")
+    done = run_command("migrate", folder=tmp_path, settings={"OUTBOX_BRIDGE_DATA_DIR": "data"})
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "data_dir data cannot be made: File exists" in done.stderr
+
+
 def test_unknown_role_is_a_usage_error(tmp_path: Path) -> None:
     """Names those that there are."""
     done = run_command("serve", "--roles", "api,settlers", folder=tmp_path)

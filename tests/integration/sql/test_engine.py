@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import traceback
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -295,6 +296,14 @@ def test_unusable_url_is_a_setting_that_is_wrong(url: str) -> None:
     """Memory would be another database on each connection."""
     with pytest.raises(ConfigError):
         Database(url)
+
+
+@pytest.mark.parametrize("url", ["postgresql://bridge:pass@word:geheim@db/b", "postgresql://b:geheim@h1:1,h2:2/geheim"])
+def test_url_that_cannot_be_taken_apart_is_a_wrong_setting_and_not_shown(url: str) -> None:
+    """A password with signs of its own is taken for a port, and must stand in no traceback."""
+    with pytest.raises(ConfigError) as caught:
+        Database(url)
+    assert "geheim" not in "".join(traceback.format_exception(caught.value))
 
 
 def take_file_away(database: Database, other: Database | None) -> None:
