@@ -2,7 +2,12 @@
 
 import json
 import re
+import socket
+import subprocess
+import sys
 import tomllib
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -57,6 +62,37 @@ def test_nothing_is_published_beyond_the_hosts_loopback(file: str) -> None:
     published = [port for service in services_of(file).values() for port in service.get("ports", [])]
     assert published
     assert [port for port in published if not port.startswith("127.0.0.1:")] == []
+
+
+def health_checks() -> dict[str, list[str]]:
+    """Those of the image and of services that have their own, by where they stand."""
+    of_image = json.loads(re.findall(r"^HEALTHCHECK .*?CMD (\[.*\])$", dockerfile(), re.MULTILINE)[-1])
+    own = {name: service.get("healthcheck", {}).get("test", [])[1:] for name, service in bridge_services().items()}
+    return {"Dockerfile": of_image, **{name: words for name, words in own.items() if words}}
+
+
+class Healthy(BaseHTTPRequestHandler):
+    """A port for metrics whose process is well."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/livez" else 404)
+        self.end_headers()
+
+
+@pytest.mark.parametrize("place", sorted(health_checks()))
+def test_health_check_asks_no_proxy(place: str) -> None:
+    """Docker tells every container of its client's proxies; behind one, a bridge that is well was told to be ill."""
+    with HTTPServer(("127.0.0.1", 0), Healthy) as server:
+        asked = Thread(target=server.handle_request)
+        asked.start()
+        port = str(server.server_port)
+        _, *words = [word.replace("8790", port) for word in health_checks()[place]]
+        environment = {"http_proxy": "http://127.0.0.1:9", "OUTBOX_BRIDGE_HTTP__METRICS_PORT": port}
+        done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            socket.create_connection(("127.0.0.1", server.server_port)).close()  # nobody asked: ends the wait
+        asked.join()
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", DOCKERFILES)
