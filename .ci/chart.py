@@ -1,5 +1,7 @@
 """Renders and lints docker/helm with Helm's own library, and holds what comes out against Kubernetes' schemas."""
 
+import json
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,12 +15,15 @@ CHART = Path(__file__).parents[1] / "docker" / "helm"
 NAME, NAMESPACE = "shop", "payments"
 OLDEST = "1.30"  # as Chart.yaml says
 ERROR = 3
+FILES = "/run/secrets/outbox-bridge/files"
 CRDS = {"PrometheusRule", "ServiceMonitor"}  # of operators; Kubernetes itself has no schema of them
 
 Values = dict[str, Any]
 Manifest = dict[str, Any]
 
-LEAST: Values = {"settings": {"kafka": {"bootstrap.servers": "kafka:9092"}}}
+KAFKA = {"bootstrap.servers": "kafka:9092"}
+LEAST: Values = {"settings": {"kafka": KAFKA}}
+CERTIFICATES = {"DNS:shop.example.com": "shop", "URI:spiffe://example.com/billing": "billing"}
 EVERYTHING: Values = {
     "image": {"digest": f"sha256:{'0' * 64}"},
     "imagePullSecrets": [{"name": "pull"}],
@@ -32,16 +37,22 @@ EVERYTHING: Values = {
         "http": {"allowed_hosts": ["bridge.example.com"]},
         "callbacks": {"allow_networks": ["10.0.0.0/8"]},
         "limits": {"in_flight_bytes": 268435456},
+        "webhooks": [{"name": "pager", "url_file": f"{FILES}/pager-url", "secret_file": f"{FILES}/pager-secret"}],
     },
     "secret": {
         "adminKey": "admin-key",
         "securityKeys": "security-keys",
         "kafkaPassword": "kafka-password",
         "kafkaCa": "ca.crt",
+        "files": ["pager-url", "pager-secret"],
     },
     "tls": {"secret": "bridge-tls", "clientCa": True},
     "roles": {
-        role: {"settings": {"kafka": {"sasl.username": role}}, "secret": {"name": f"bridge-{role}"}}
+        role: {
+            "settings": {"kafka": {"sasl.username": role}}
+            | ({"auth": {"certificates": CERTIFICATES}} if role == "api" else {}),
+            "secret": {"name": f"bridge-{role}"},
+        }
         for role in ("api", "settler", "projector", "migrate")
     }
     | {
@@ -73,6 +84,16 @@ REFUSED: Mapping[str, Values] = {
     "a password that is no file": {"settings": {"kafka": {"bootstrap.servers": "k", "sasl.password": "x"}}},
     "a database's URL that is no file": {**LEAST, "settings": {**LEAST["settings"], "database_url": "x"}},
     "a first key that is no file": {**LEAST, "settings": {**LEAST["settings"], "auth": {"admin_key": "x"}}},
+    "a passphrase that is no file": {"settings": {"kafka": {**KAFKA, "sasl.oauthbearer.assertion.private.key.passphrase": "x"}}},
+    "a key of Kafka's that is no file": {"settings": {"kafka": {**KAFKA, "ssl.key.pem": "x"}}},
+    "a webhook's secret that is no file": {
+        "settings": {"kafka": KAFKA, "webhooks": [{"name": "pager", "url": "https://p", "secret": "whsec_x"}]}
+    },
+    "metrics over TLS, which probes do not speak": {
+        **LEAST,
+        "roles": {"api": {"settings": {"http": {"metrics_tls": True}}}},
+        "tls": {"secret": "t"},
+    },
     "a door beyond the cluster at a name within it": {**DOOR, "remotingService": {"type": "NodePort"}},
 }
 
@@ -157,6 +178,35 @@ def find_door_faults() -> list[str]:
     return [f"the door: not so that it {what}" for what, is_so in held.items() if not is_so]
 
 
+def find_sent() -> dict[tuple[str, str], Manifest]:
+    """What comes out with every value, by kind and name."""
+    start = f"{NAME}-outbox-bridge"
+    return {(one["kind"], one["metadata"]["name"].removeprefix(start)): one for one in render(EVERYTHING)}
+
+
+def find_unsaid() -> list[str]:
+    """Where a pod is not told, not given or not let do what the values say."""
+    sent = find_sent()
+    faults = []
+    for role in ("api", "settler", "projector", "remoting", "migrate"):
+        pod = sent["Job" if role == "migrate" else "Deployment", f"-{role}"]["spec"]["template"]["spec"]
+        (secret,) = [one["secret"] for one in pod["volumes"] if one["name"] == "secrets"]
+        if not {"files/pager-url", "files/pager-secret"} <= {item["path"] for item in secret["items"]}:
+            faults.append(f"{role} lacks files that settings name")
+        told = {one["name"]: one["value"] for one in pod["containers"][0]["env"]}
+        if (role == "api") != (json.loads(told.get("OUTBOX_BRIDGE_AUTH__CERTIFICATES", "{}")) == CERTIFICATES):
+            faults.append(f"{role} is not told whose certificates it takes, or is and should not")
+        if strange := [name for name in told if not re.fullmatch("[A-Z_]+", name)]:
+            faults.append(f"{role} has variables that no setting has: {strange}")
+        ways = sent["NetworkPolicy", f"-{role}"]["spec"]["egress"]
+        if (443 in [port["port"] for way in ways for port in way["ports"]]) != (role in {"api", "settler", "remoting"}):
+            faults.append(f"{role} cannot send to webhooks or check endpoints, or can and should not")
+    job, policy = (sent[kind, "-migrate"]["metadata"]["annotations"] for kind in ("Job", "NetworkPolicy"))
+    if policy.get("helm.sh/hook") != job["helm.sh/hook"] or int(policy["helm.sh/hook-weight"]) >= 0:
+        faults.append("migrate runs before its NetworkPolicy is there")
+    return faults
+
+
 def is_refused(values: Values) -> bool:
     try:
         render(values)
@@ -167,7 +217,7 @@ def is_refused(values: Values) -> bool:
 
 def main() -> int:
     faults = [fault for values in (LEAST, EVERYTHING, SINGLE) for fault in find_faults(values)]
-    faults += find_differences() + find_door_faults()
+    faults += find_differences() + find_door_faults() + find_unsaid()
     faults += [f"takes {what}" for what, values in REFUSED.items() if not is_refused(values)]
     print(*(faults or ["chart: ok"]), sep="\n")
     return bool(faults)

@@ -21,12 +21,12 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- list $name (printf "%s.%s" $name $ns) (printf "%s.%s.svc" $name $ns) (printf "%s.%s.svc.cluster.local" $name $ns) | toJson -}}
 {{- end }}
 
-{{/* Settings as environment: [prefix, map]. Lists and Kafka's options are JSON. */}}
+{{/* Settings as environment: [prefix, map]. Lists, and maps whose names are not the bridge's, are JSON. */}}
 {{- define "bridge.environment" -}}
 {{- $prefix := index . 0 -}}
 {{- range $name, $value := index . 1 }}
 {{- $full := printf "%s%s" $prefix (upper $name) }}
-{{- if and (kindIs "map" $value) (ne $full "OUTBOX_BRIDGE_KAFKA") }}
+{{- if and (kindIs "map" $value) (not (has $full (list "OUTBOX_BRIDGE_KAFKA" "OUTBOX_BRIDGE_AUTH__CERTIFICATES"))) }}
 {{- include "bridge.environment" (list (printf "%s__" $full) $value) }}
 {{- else }}
 - name: {{ $full }}
@@ -62,6 +62,12 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- $_ := set $kafka "ssl.ca.location" "/run/secrets/outbox-bridge/kafka-ca.pem" }}
 {{- end }}
 {{- $_ := set $files "kafka" $kafka }}
+{{- range $secret.files }}
+{{- $items = append $items (dict "key" . "path" (printf "files/%s" .)) }}
+{{- end }}
+{{- if dig "http" "metrics_tls" false $settings }}
+{{- fail "settings.http.metrics_tls: probes and Prometheus ask the port of metrics in clear" }}
+{{- end }}
 {{- $http := dict }}
 {{- if ne $role "migrate" }}
 {{- $http = dict "metrics_port" 8790 "metrics_host" "0.0.0.0" }}
