@@ -84,7 +84,9 @@ REFUSED: Mapping[str, Values] = {
     "a password that is no file": {"settings": {"kafka": {"bootstrap.servers": "k", "sasl.password": "x"}}},
     "a database's URL that is no file": {**LEAST, "settings": {**LEAST["settings"], "database_url": "x"}},
     "a first key that is no file": {**LEAST, "settings": {**LEAST["settings"], "auth": {"admin_key": "x"}}},
-    "a passphrase that is no file": {"settings": {"kafka": {**KAFKA, "sasl.oauthbearer.assertion.private.key.passphrase": "x"}}},
+    "a passphrase that is no file": {
+        "settings": {"kafka": {**KAFKA, "sasl.oauthbearer.assertion.private.key.passphrase": "x"}}
+    },
     "a key of Kafka's that is no file": {"settings": {"kafka": {**KAFKA, "ssl.key.pem": "x"}}},
     "a webhook's secret that is no file": {
         "settings": {"kafka": KAFKA, "webhooks": [{"name": "pager", "url": "https://p", "secret": "whsec_x"}]}

@@ -217,7 +217,7 @@ async def test_taken_port_is_told_at_once(live: LiveServer, fake: FakeTransactio
 
 
 def test_port_is_taken_before_anybody_is_served_on_it() -> None:
-    """As where `http.port` and `http.metrics_port` are one: the second was told that it listens, and nobody reached it."""
+    """As where `http.port` and `http.metrics_port` are one: the second was told that it listens; nobody reached it."""
     with bind(HOST, 0) as first, pytest.raises(ConfigError, match="Address already in use"):
         bind(HOST, first.getsockname()[1])
 

@@ -233,7 +233,7 @@ def set_links(monkeypatch: pytest.MonkeyPatch, service: str) -> None:
 
 
 def test_links_of_a_service_with_the_bridges_name_are_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kubernetes tells every pod of the namespace of it in `OUTBOX_BRIDGE_PORT` and others: reports and `doctor` too."""
+    """Kubernetes tells each pod of the namespace of it in `OUTBOX_BRIDGE_PORT` and others: also one of `doctor`."""
     set_links(monkeypatch, "OUTBOX_BRIDGE")
     set_links(monkeypatch, "OUTBOX_BRIDGE_REMOTING")
     assert load_settings().http.port == 8780
