@@ -26,7 +26,7 @@ from api.web.health import make_readiness
 from api.web.limits import HttpLimits
 from api.web.metrics import Exposition, NodeMetrics
 from api.web.request import Services
-from api.web.server import ApiServer, ServeConfig, fit_connections, stop_at_signals
+from api.web.server import ApiServer, ServeConfig, finish_unless, fit_connections, stop_at_signals
 from api.web.transports import Certificates, TlsFiles
 from bridge.clock import SystemClock
 from bridge.core.errors import ConfigError, StoreError
@@ -178,7 +178,8 @@ async def run_roles(
     if roles == _PROJECTOR_ALONE:
         os.nice(_PROJECTOR_NICENESS)
     async with _open_process(settings) as process:
-        await process.start(roles)
+        if not await finish_unless(stop, process.start(roles)):
+            return
         reach(FaultPoint.START_LOOPS)
         servers = await process.make_servers(guest.face if guest is not None else None)
         doors = process.make_doors()

@@ -11,8 +11,9 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from bridge.sql.engine import upgrade
 from tests.references.metrics import PAGE, make_metrics, read_rows
-from tests.support.cli_process import DevProcess, is_gone, run_command, running_dev, wait_for
+from tests.support.cli_process import DEADLINE_S, DevProcess, is_gone, run_command, running, running_dev, wait_for
 
 TOPIC = "orders.created"
 
@@ -264,6 +265,22 @@ def test_serve_refuses_to_start_unmigrated(kafka: str, tmp_path: Path) -> None:
         done = run_command(*command_line, folder=tmp_path, settings=other)
         assert done.returncode != 0
         assert "set `topics.prefix` back" in done.stderr, done.stderr
+
+
+def test_process_that_is_told_to_end_while_it_starts_ends_well(tmp_path: Path) -> None:
+    """It went on until Kafka, which is away, had been waited for, and told that as its failure."""
+    url = f"sqlite:///{tmp_path / 'bridge.db'}"
+    upgrade(url)
+    settings = {
+        "OUTBOX_BRIDGE_DATABASE_URL": url,
+        "OUTBOX_BRIDGE_KAFKA": json.dumps({"bootstrap.servers": "127.0.0.1:9"}),
+    }
+    with running("serve", "--port", "0", folder=tmp_path, settings=settings) as process:
+        assert process.stderr is not None
+        assert any("Connect to" in line for line in process.stderr), "it looks for Kafka"
+        process.send_signal(signal.SIGTERM)
+        rest = process.stderr.read()
+        assert (process.wait(DEADLINE_S), "error: " in rest) == (0, False), rest
 
 
 def test_data_folder_that_cannot_be_made_is_a_wrong_setting(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -37,6 +38,18 @@ def run_command(
         timeout=timeout_s,
         check=False,
     )
+
+
+@contextmanager
+def running(*arguments: str, folder: Path, settings: Mapping[str, str]) -> Iterator["subprocess.Popen[str]"]:
+    """One command, killed at the end if it still runs."""
+    words = [sys.executable, "-m", "api", *arguments]
+    quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, cwd=folder, env=environment(settings), text=True, **quiet) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def wait_for(is_so: Callable[[], bool], what: str) -> None:
