@@ -105,7 +105,10 @@ class Sqlite:
         self.url = f"sqlite:///{self._file}"
 
     def back_up(self) -> None:
-        subprocess.run(["sqlite3", self._file, f"VACUUM INTO '{self._backup}'"], check=True, timeout=60)
+        new = self._backup.with_suffix(".new")  # SQLite writes over nothing
+        new.unlink(missing_ok=True)
+        subprocess.run(["sqlite3", self._file, f"VACUUM INTO '{new}'"], check=True, timeout=60)
+        new.replace(self._backup)
 
     def restore(self) -> None:
         """What is beside the file belongs to the one that is replaced."""
