@@ -6,6 +6,7 @@ goes through all of them if that one finds it no more; `--note-seeds` writes dow
 """
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -15,8 +16,10 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from queue import SimpleQueue
+from typing import IO
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -38,6 +41,14 @@ class Bug(Struct, frozen=True):
     title: str
     layer: str
     seed: int = 0
+
+
+class Copy(Struct, frozen=True):
+    """Of the code, where a bug is planted, and what runs pytest there: a line asks for a layer, another one answers."""
+
+    folder: Path
+    asks: IO[str]
+    answers: IO[str]
 
 
 class Verdict(Struct, frozen=True):
@@ -63,10 +74,11 @@ def main(arguments: Sequence[str]) -> int:
     missed: list[Verdict] = []
     if options.report:
         print("| bug | layer | promise broken | found in |\n|---|---|---|---|")
-    with tempfile.TemporaryDirectory(prefix="planted-") as folder, ThreadPoolExecutor(options.jobs) as pool:
-        copies: SimpleQueue[Path] = SimpleQueue()
+    with tempfile.TemporaryDirectory(prefix="planted-") as folder, ExitStack() as stack:
+        copies: SimpleQueue[Copy] = SimpleQueue()
         for number in range(options.jobs):
-            copies.put(_copy_code(Path(folder, str(number))))
+            copies.put(stack.enter_context(copied_code(Path(folder, str(number)))))
+        pool = stack.enter_context(ThreadPoolExecutor(options.jobs))
         for verdict in pool.map(lambda bug: _plant(bug, copies, is_report=options.report), bugs):
             if not verdict.is_found:
                 missed.append(verdict)
@@ -96,26 +108,33 @@ def _note_seed(verdict: Verdict) -> None:
     path.write_text(f"{title}\nFound by: {verdict.bug.layer}{_FROM_SEED}{verdict.seed}\n{patch}")
 
 
-def _copy_code(copy: Path) -> Path:
+@contextmanager
+def copied_code(folder: Path) -> Iterator[Copy]:
     """With what is compiled already, which stays valid for all that no bug changes."""
-    copy.mkdir()
+    folder.mkdir()
     for name in _COPIED:
         source = ROOT / name
         if source.is_dir():
-            shutil.copytree(source, copy / name)
+            shutil.copytree(source, folder / name)
         elif source.exists():
-            shutil.copy2(source, copy / name)
-    return copy
+            shutil.copy2(source, folder / name)
+    with subprocess.Popen(
+        [sys.executable, "-P", FOLDER / "nursery.py"],
+        cwd=folder, env=_environment(folder), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as nursery:  # fmt: skip
+        assert nursery.stdin is not None
+        assert nursery.stdout is not None
+        yield Copy(folder, nursery.stdin, nursery.stdout)
 
 
-def _plant(bug: Bug, copies: "SimpleQueue[Path]", *, is_report: bool) -> Verdict:
+def _plant(bug: Bug, copies: "SimpleQueue[Copy]", *, is_report: bool) -> Verdict:
     copy = copies.get()
     began = time.monotonic()
     try:
-        subprocess.run(["git", "apply", "-p1", str(FOLDER / f"{bug.name}.patch")], cwd=copy, check=True)
-        verdict = _simulate(bug, copy, is_report=is_report) if bug.layer == "simulation" else _test(bug, copy)
+        subprocess.run(["git", "apply", "-p1", str(FOLDER / f"{bug.name}.patch")], cwd=copy.folder, check=True)
+        verdict = _simulate(bug, copy.folder, is_report=is_report) if bug.layer == "simulation" else _test(bug, copy)
     finally:
-        _pull_out(bug, copy)
+        _pull_out(bug, copy.folder)
         copies.put(copy)
     return replace(verdict, seconds=time.monotonic() - began)
 
@@ -141,31 +160,37 @@ def _simulate_seeds(bug: Bug, copy: Path, *scope: object) -> Verdict:
     seed = re.search(r"^seed (\d+): ", done.stdout, re.MULTILINE)
     is_found = done.returncode == 1 and found is not None and seed is not None
     share = f"{counts[2]} of {counts[1]} schedules" if counts else "?"
-    return Verdict(bug, is_found, found[1] if found else _tail(done), share, int(seed[1]) if seed else 0)
+    return Verdict(
+        bug,
+        is_found,
+        found[1] if found else _tail(done.returncode, done.stdout, done.stderr),
+        share,
+        int(seed[1]) if seed else 0,
+    )
 
 
-def _test(bug: Bug, copy: Path) -> Verdict:
-    done = _run([sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", bug.layer], copy)
-    failed = re.search(r"^FAILED (\S+)", done.stdout, re.MULTILINE)
-    return Verdict(bug, done.returncode == 1 and failed is not None, failed[1] if failed else _tail(done), "every run")
+def _test(bug: Bug, copy: Copy) -> Verdict:
+    print(json.dumps(bug.layer), file=copy.asks, flush=True)
+    code, output = json.loads(copy.answers.readline())
+    failed = re.search(r"^FAILED (\S+)", output, re.MULTILINE)
+    return Verdict(bug, code == 1 and failed is not None, failed[1] if failed else _tail(code, output), "every run")
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}  # nothing of a bug stays
 
 
 def _run(command: Sequence[str], copy: Path) -> "subprocess.CompletedProcess[str]":
-    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}  # nothing of a bug stays
     try:
         return subprocess.run(
-            command, cwd=copy, env=environment, capture_output=True, text=True, check=False, timeout=_MOST_S
+            command, cwd=copy, env=_environment(copy), capture_output=True, text=True, check=False, timeout=_MOST_S
         )
     except subprocess.TimeoutExpired:  # a bug may never come to an end
         return subprocess.CompletedProcess(command, -1, "", f"not over after {_MOST_S} s")
 
 
-def _tail(done: "subprocess.CompletedProcess[str]") -> str:
-    return " / ".join([f"ended with {done.returncode}", *_last(done.stdout), *_last(done.stderr)])
-
-
-def _last(text: str) -> Iterator[str]:
-    return iter(text.strip().splitlines()[-2:])
+def _tail(code: int, *outputs: str) -> str:
+    return " / ".join([f"ended with {code}", *[line for text in outputs for line in text.strip().splitlines()[-2:]]])
 
 
 def _show(verdict: Verdict, *, is_report: bool) -> None:
