@@ -35,11 +35,17 @@ class Waited(Enum):
     CROWDED = "too many wait"
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
+class ClaimCall(NamedTuple):
+    """`is_wanted`: whether the caller is still there to be waited with. `is_counted`: among those of which only so many
+    may wait; the claims of a door are not, which has one for each of its groups, and a bound of these."""
+
     group: str
     limit: int
+    wait_ms: int
+    lease_ms: int
     is_wanted: Callable[[], bool]
+    rights: Rights = EVERYTHING
+    is_counted: bool = True
 
 
 class ClaimWatch:
@@ -50,22 +56,25 @@ class ClaimWatch:
         self._clock = clock
         self._poll_ms = poll_ms
         self._max_waiting = max_waiting
-        self._waiting: dict[asyncio.Future[Waited], _Waiting] = {}
+        self._waiting: dict[asyncio.Future[Waited], ClaimCall] = {}
+        self._counted = 0
         self._poller: asyncio.Task[None] | None = None
 
-    async def wait(self, group: str, limit: int, deadline: Deadline, is_wanted: Callable[[], bool]) -> Waited:
-        """Waits until checks of the group are free. `is_wanted`: asked now and then whether to go on waiting."""
+    async def wait(self, call: ClaimCall, deadline: Deadline) -> Waited:
+        """Waits until checks of the group are free. The call is asked now and then whether to go on waiting."""
         if not deadline.left_ms():
             return Waited.OVER
-        if len(self._waiting) >= self._max_waiting:
+        if call.is_counted and self._counted >= self._max_waiting:
             return Waited.CROWDED
         future: asyncio.Future[Waited] = asyncio.get_running_loop().create_future()
-        self._waiting[future] = _Waiting(group, limit, is_wanted)
+        self._waiting[future] = call
+        self._counted += call.is_counted
         if self._poller is None or self._poller.done():
             self._poller = asyncio.ensure_future(self._poll())
         try:
             return future.result() if await deadline.wait(future) else Waited.OVER
         finally:
+            self._counted -= call.is_counted
             self._waiting.pop(future, None)
 
     async def _poll(self) -> None:
@@ -98,23 +107,13 @@ class ClaimWatch:
 
 @dataclass(frozen=True, slots=True)
 class ClaimsConfig:
-    """Bounds of claims in one process. `max_bytes`: of the values in one answer; a larger transaction goes alone."""
+    """Bounds of claims in one process. `max_waiting`: of those that are counted. `max_bytes`: of the values in one
+    answer; a larger transaction goes alone."""
 
     poll_ms: int = 500
     max_waiting: int = 256
     max_bytes: int = 8 * 1024 * 1024
     read_wait_ms: int = 2_000
-
-
-class ClaimCall(NamedTuple):
-    """`is_wanted`: whether the caller is still there to be waited with."""
-
-    group: str
-    limit: int
-    wait_ms: int
-    lease_ms: int
-    is_wanted: Callable[[], bool]
-    rights: Rights = EVERYTHING
 
 
 class ClaimedCheck(NamedTuple):
@@ -154,7 +153,7 @@ class ClaimService:
             claimed = await self._claim_now(call)
             if claimed or isinstance(claimed, Refused):
                 return claimed
-            waited = await self._watch.wait(call.group, call.limit, deadline, call.is_wanted)
+            waited = await self._watch.wait(call, deadline)
             if waited is Waited.OVER:
                 return []
             refused = _refuse_waiting(waited)

@@ -200,6 +200,30 @@ def test_too_many_waiting_are_sent_away(tmp_path: Path) -> None:
     world.run(story())
 
 
+def test_claims_of_a_door_are_not_counted_among_those_that_wait(tmp_path: Path) -> None:
+    """It has one for each group with a connection: a few hundred of these would send away whoever fetches checks, and
+    be sent away themselves, with a look at the database for each every two seconds."""
+    world, board = make_service_world(tmp_path), CountingBoard()
+
+    async def story() -> None:
+        async with world.serving() as api:
+            await api.groups.put(GROUP, PULL, [], WHO)
+            claims = make_claims(world, api, board, ClaimsConfig(max_waiting=2))
+            door = call(10_000)._replace(is_counted=False)
+            waiting = [asyncio.ensure_future(claims.claim(one)) for one in (*[door] * 5, call(9_000), call(10_000))]
+            await world.sleep(100)
+            waiting.append(asyncio.ensure_future(claims.claim(door)))
+            await world.sleep(100)
+            assert not any(task.done() for task in waiting)
+            assert isinstance(await claims.claim(call(10_000)), Refused)
+            await world.sleep(9_000)
+            assert await claims.claim(call(500)) == []
+            await world.sleep(1_000)
+            assert all(task.result() == [] for task in waiting)
+
+    world.run(story())
+
+
 def test_database_away_is_told_and_nothing_lost(tmp_path: Path) -> None:
     """503, while waiting too; the projection behind likewise, and then what was claimed is free again."""
     world = make_service_world(tmp_path)

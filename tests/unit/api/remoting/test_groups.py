@@ -18,8 +18,10 @@ class Claims:
 
     def __init__(self) -> None:
         self.waiting: list[asyncio.Future[list[Any]]] = []
+        self.counted = 0
 
-    async def claim(self, _: ClaimCall) -> list[Any]:
+    async def claim(self, call: ClaimCall) -> list[Any]:
+        self.counted += call.is_counted
         self.waiting.append(asyncio.get_running_loop().create_future())
         return await self.waiting[-1]
 
@@ -91,6 +93,17 @@ async def test_group_that_fetches_no_checks_costs_no_look_at_the_database() -> N
         assert claims.waiting == []
     directory.settings = PULLING
     await until(lambda: len(claims.waiting) == 1)
+    await groups.close()
+
+
+async def test_claims_for_groups_take_no_place_of_those_who_fetch_checks() -> None:
+    """One waits for each group as long as that has a connection."""
+    claims = Claims()
+    groups = ConnectedGroups(claims, Directory(), Nonces, Clock(), "127.0.0.1:9876")  # type: ignore[arg-type]
+    for number in range(3):
+        groups.join(f"shop-{number}", Member())
+    await until(lambda: len(claims.waiting) == 3)
+    assert claims.counted == 0
     await groups.close()
 
 
