@@ -11,7 +11,7 @@ import structlog
 
 from api.remoting.frame import RemotingCommand
 from api.remoting.gathering import FirstTries, Gatherer, RecentUniqueKeys
-from api.remoting.groups import ConnectedGroups, Member, RemotingCallers
+from api.remoting.groups import ConnectedGroups, Member, RemotingCallers, reply
 from api.remoting.message import (
     INNER_GROUP,
     TRACE_TOPIC,
@@ -185,8 +185,8 @@ class Door:
             peer.caller = caller
             return True
         self.totals.unproven += 1
-        if not request.is_one_way:  # 16 would be tried again, without a word of ours
-            peer.send(request.answer(ResponseCode.MESSAGE_ILLEGAL, _UNPROVEN))
+        # 16 would be tried again, without a word of ours
+        reply(peer, request, request.answer(ResponseCode.MESSAGE_ILLEGAL, _UNPROVEN))
         return False
 
     def review(self, peers: Iterable[Requester]) -> None:
@@ -243,17 +243,17 @@ class Door:
     def _send(self, peer: Requester, request: RemotingCommand) -> None:
         refused = self._refuse_send(request)
         if refused is not None:
-            peer.send(refused)
+            reply(peer, request, refused)
             return
         try:
             send = parse_send(request, self._config.max_message_bytes)
             if send.topic == TRACE_TOPIC:
-                peer.send(self._show_sent(request, send, "", 0))
+                reply(peer, request, self._show_sent(request, send, "", 0))
                 return
             call = make_prepare(send, self._config.rule)
         except UnreadableMessage as error:
             self.totals.refused += 1
-            peer.send(request.answer(ResponseCode.MESSAGE_ILLEGAL, str(error), {}))
+            reply(peer, request, request.answer(ResponseCode.MESSAGE_ILLEGAL, str(error), {}))
             return
         if send.is_transactional:
             self._join(peer, send.group)
@@ -261,7 +261,7 @@ class Door:
         usage = self._parts.quotas.find(peer.caller.name) if peer.caller.is_proven else None
         if (busy := self._find_busy(usage, held)) is not None:
             self.totals.refused += 1
-            peer.send(request.answer(ResponseCode.SYSTEM_BUSY, busy))
+            reply(peer, request, request.answer(ResponseCode.SYSTEM_BUSY, busy))
             return
         if usage is not None:
             usage.charge_bytes(max(len(request.body), sum([len(message.body) for message in send.messages])))
@@ -318,12 +318,12 @@ class Door:
             usage.leave()
         if isinstance(answer, Prepared):
             peer.tries.note_answer(answer.transaction_id, self._parts.transactions.kafka_time_ms())
-            peer.send(self._show_sent(request, send, answer.transaction_id, answer.queue_offset))
+            reply(peer, request, self._show_sent(request, send, answer.transaction_id, answer.queue_offset))
         elif isinstance(answer, TransactionView):
-            peer.send(self._show_ended(request, send, answer))
+            reply(peer, request, self._show_ended(request, send, answer))
         else:
             self.totals.refused += 1
-            peer.send(self._show_refused(request, send, answer))
+            reply(peer, request, self._show_refused(request, send, answer))
 
     def _show_sent(
         self,
@@ -413,8 +413,8 @@ class Door:
             answer = None if request.is_one_way else partial(self._answer_end, peer, request)
             until_ms = self._parts.clock.monotonic_ms() + _INSIST_MS
             self._put_end(_RightfulEnd(call, peer.caller.rights, answer), until_ms)
-        if refused is not None and not request.is_one_way:
-            peer.send(request.answer(*refused))
+        if refused is not None:
+            reply(peer, request, request.answer(*refused))
 
     @staticmethod
     def _answer_end(peer: Requester, request: RemotingCommand, answer: EndAnswer) -> None:

@@ -113,6 +113,12 @@ class Member(Protocol):
         ...
 
 
+def reply(member: Member, request: RemotingCommand, answer: bytes) -> None:
+    """Nothing is said of what is one-way: a client would find no request of its own that it answers."""
+    if not request.is_one_way:
+        member.send(answer)
+
+
 @dataclass(slots=True)
 class CheckTotals:
     """What became of checks. `homeless`: given back, as no connection was there."""

@@ -11,7 +11,7 @@ import pytest
 from api.remoting.door import Door, DoorConfig, DoorParts, EndAnswer
 from api.remoting.frame import FrameBuffer, RemotingCommand
 from api.remoting.gathering import FirstTries
-from api.remoting.message import RequestCode, ResponseCode
+from api.remoting.message import TRACE_TOPIC, RequestCode, ResponseCode
 from api.web.limits import ByteBudget, QuotaConfig, Quotas
 from bridge.core.check_rules import CheckTimes, GroupSettings
 from bridge.core.errors import SqlUnavailable
@@ -184,6 +184,24 @@ async def test_what_a_check_may_have_ended_is_looked_up(takes_ms: int, timeout_m
     await asyncio.sleep(0.05)
     assert [time for _, time in transactions.lists] == said
     assert len(peer.sent) == 1
+
+
+async def test_send_that_is_one_way_is_stored_and_not_answered() -> None:
+    """Whether it is taken or refused: clients log each answer to a request that they do not know."""
+    transactions, peer = Transactions(), Peer(FirstTries())
+    door = open_door(transactions)
+    refused, dropped = (replace_topic(send_of(key_of(NOW_MS)), topic) for topic in ("a%b", TRACE_TOPIC))
+    for request in (send_of(key_of(NOW_MS)), refused, dropped):
+        request.flag = 2
+        door.take(peer, request)  # type: ignore[arg-type]
+    await asyncio.sleep(0.05)
+    assert [keys for keys, _ in transactions.lists] == [[key_of(NOW_MS)]]
+    assert peer.sent == []
+
+
+def replace_topic(request: RemotingCommand, topic: str) -> RemotingCommand:
+    request.fields = {**request.fields, "b": topic}
+    return request
 
 
 @pytest.mark.parametrize("topic", ["orders", "TBW102"])
