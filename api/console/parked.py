@@ -1,5 +1,6 @@
 """Parked transactions: the list, and acts on all that match, as jobs that show how far they are and can be stopped."""
 
+import re
 from dataclasses import replace
 from functools import partial
 from urllib.parse import urlencode
@@ -24,7 +25,9 @@ _JOBS = 10
 _RATE_PER_S = 50
 _MISTYPED = "Nothing was done: what was typed is not what was asked for."
 _TOO_FAST = "Nothing was done: at least 1 and at most {most} a second."
-TEXTS = (NO_REASON, _MISTYPED, _TOO_FAST)
+_GROWN = "Nothing was done: more match now than were counted."
+TEXTS = (NO_REASON, _MISTYPED, _TOO_FAST, _GROWN)
+_PHRASE = re.compile("([a-z]+) ([0-9]{1,8})([+]?)")
 _OF_FILTER = PARKED_PARAMETERS - {"limit", "cursor"}
 
 
@@ -68,11 +71,7 @@ async def show_preview(request: ApiRequest) -> HttpAnswer:
 async def _ask(
     request: ApiRequest, action: str, wanted: SearchFilter, given: dict[str, str], wrong: str = ""
 ) -> HttpAnswer:
-    rights = request.caller.rights
-    is_visible = None if rights.may_everywhere(Verb.READ) else partial(rights.may, Verb.READ)
-    preview = await request.services.parked.preview(replace(wanted, is_visible=is_visible))
-    if isinstance(preview, Refused):
-        raise refuse(preview)
+    preview = await _count(request, wanted)
     return render(
         request,
         "redrive.html",
@@ -87,6 +86,15 @@ async def _ask(
     )
 
 
+async def _count(request: ApiRequest, wanted: SearchFilter) -> RedrivePreview:
+    rights = request.caller.rights
+    is_visible = None if rights.may_everywhere(Verb.READ) else partial(rights.may, Verb.READ)
+    preview = await request.services.parked.preview(replace(wanted, is_visible=is_visible))
+    if isinstance(preview, Refused):
+        raise refuse(preview)
+    return preview
+
+
 def _phrase(action: str, preview: RedrivePreview) -> str:
     """What has to be typed: nobody does that by mistake."""
     return f"{action} {preview.count}{'+' if preview.is_more else ''}"
@@ -94,7 +102,7 @@ def _phrase(action: str, preview: RedrivePreview) -> str:
 
 @routes.add("POST", f"{PREFIX}/redrive", verb=Verb.OPERATE)
 async def begin_redrive(request: ApiRequest) -> HttpAnswer:
-    """Begins the job, if what was typed says the act and how many it was for when they were counted."""
+    """Begins the job, if what was typed says the act and how many it is for: no more than when they were counted."""
     refuse_read_only(request)
     form = await read_form(request)
     given = {name: value for name, value in form.items() if name in _OF_FILTER and value}
@@ -105,17 +113,20 @@ async def begin_redrive(request: ApiRequest) -> HttpAnswer:
         search_filter(Query(type(request.query)(given), _OF_FILTER), request.caller.rights), is_visible=None
     )
     wrong = ""
-    if not form.get("phrase") or form.get("typed", "").strip() != form["phrase"]:
+    counted = _PHRASE.fullmatch(form.get("phrase", ""))
+    if counted is None or counted[1] != action or form.get("typed", "").strip() != counted[0]:
         wrong = _MISTYPED
     elif not form.get("reason", "").strip():
         wrong = NO_REASON
     elif not (rate.isascii() and rate.isdigit() and len(rate) < 9 and 1 <= int(rate) <= MAX_RATE_PER_S):
         wrong = _TOO_FAST
-    if wrong:
+    elif not counted[3] and (await _count(request, wanted)).count > int(counted[2]):
+        wrong = _GROWN
+    if wrong or counted is None:
         return await _ask(request, action, wanted, given, wrong)
     who = who_is(request, check_reason(form["reason"]))
     job = found_job(await request.services.parked.redrive(wanted, RedriveAction(action), int(rate), who))
-    return redirect(request, f"redrive/{job.job_id}", of=form["phrase"].split()[-1].rstrip("+"))
+    return redirect(request, f"redrive/{job.job_id}", of=counted[2])
 
 
 @routes.add("GET", f"{PREFIX}/redrive/{{job_id}}", verb=Verb.READ)

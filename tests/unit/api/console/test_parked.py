@@ -58,6 +58,9 @@ def test_job_acts_on_what_matches_and_shows_how_far_it_is(bridge: WholeBridge, p
     [
         {"typed": "commit"},
         {"typed": "", "phrase": ""},
+        {"typed": "commit x", "phrase": "commit x"},
+        {"typed": "resume 3", "phrase": "resume 3"},
+        {"typed": "commit 2", "phrase": "commit 2"},
         {"reason": " "},
         {"rate": "0"},
         {"rate": "x"},
@@ -71,6 +74,23 @@ def test_nothing_is_done_by_mistake(bridge: WholeBridge, parked: list[str], wron
     assert (refused.status, "Nothing was done" in refused.body.decode()) == (422, True)
     bridge.pass_ms(10_000)
     assert states(bridge, parked) == ["PARKED"] * 4
+
+
+def test_nothing_is_done_to_more_than_were_counted(bridge: WholeBridge, parked: list[str]) -> None:
+    """A page may be old, and others be parked since; it counts again. That fewer are left harms nobody."""
+    body = {"producer_group": "shop", "messages": [{"topic": "orders", "value": "x"}]}
+    late = str(bridge.call("POST", "/v1/transactions", body).document["transaction_id"])
+    bridge.pass_ms(120_000)
+    refused = begin(bridge)
+    page = refused.body.decode()
+    assert (refused.status, "more match now" in page, 'value="commit 4"' in page) == (422, True, True)
+    bridge.pass_ms(10_000)
+    assert states(bridge, [*parked, late]) == ["PARKED"] * 5
+    assert bridge.call("POST", f"/v1/transactions/{parked[0]}/rollback").status == 200
+    bridge.pass_ms(5_000)
+    assert begin(bridge).status == 303
+    bridge.pass_ms(30_000)
+    assert states(bridge, [*parked, late]) == ["ROLLED_BACK", "COMMITTED", "COMMITTED", "PARKED", "COMMITTED"]
 
 
 def test_job_is_stopped(bridge: WholeBridge, parked: list[str]) -> None:
