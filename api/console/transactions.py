@@ -54,13 +54,14 @@ async def show_search(request: ApiRequest) -> HttpAnswer:
     services, rights = request.services, request.caller.rights
     if "q" in request.query:
         return await _guess(request, request.query["q"].strip())
-    query = Query(without_blanks(request), SEARCH_PARAMETERS, {"state"})
+    filled = without_blanks(request)
+    query = Query(filled, SEARCH_PARAMETERS, {"state"})
     _, cursor = page_of(query, services.limits.page)
     page = await services.search.search(search_filter(query, rights), query.integer("limit", _ROWS, 1, 500), cursor)
     if isinstance(page, Refused):
         raise refuse(page)
     stats = await services.search.stats(rights)
-    given = {name: value for name, value in request.query.multi_items() if value and name != "cursor"}
+    given = {name: ",".join(filled.getlist(name)) for name in filled if name != "cursor"}
     return render(
         request,
         "search.html",

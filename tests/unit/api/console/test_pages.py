@@ -105,6 +105,11 @@ def test_address_of_a_list_is_all_that_it_depends_on(bridge: WholeBridge) -> Non
     second = text_of(get(bridge, following))
     shown = [re.findall(r'class="id" href="\./transactions/(\w+)"', page) for page in (first, second)]
     assert shown == [ids[:2:-1], ids[2:0:-1]]
+    bridge.call("POST", f"/v1/transactions/{ids[4]}/rollback")
+    bridge.pass_ms(3_000)
+    states = "search?state=PREPARED&state=ROLLED_BACK&limit=1"
+    (following,) = re.findall(r'rel="next" href="\./(search\?[^"]*)"', text_of(get(bridge, states)).replace("&amp;", "&"))
+    assert ids[3] in text_of(get(bridge, following))
 
 
 def test_home_counts_by_state_and_group(bridge: WholeBridge) -> None:
