@@ -325,7 +325,7 @@ def say(language: str, text: str, depth: int = 0) -> str:
     if text in _SENTENCES:
         return _SENTENCES[text]
     if text.endswith("."):
-        said = say(language, text[:-1], depth)
+        said = say(language, text[:-1], depth + 1)
         return text if said == text[:-1] else f"{said}\u3002"
     for pattern, chinese, is_frame in _make_patterns():
         if (found := pattern.fullmatch(text)) is not None:

@@ -217,6 +217,12 @@ def test_hostile_text_takes_no_time() -> None:
     assert time.perf_counter() - begun < 10
 
 
+def test_text_may_end_with_many_dots() -> None:
+    """Each was a call within a call, and the page an error."""
+    assert say("zh", f"x{'.' * 598}") == f"x{'.' * 598}"
+    assert say("zh", f"refused{'.' * 30}").startswith("连接被拒绝 (refused)")
+
+
 def test_problems_and_reasons_are_told_in_chinese(bridge: WholeBridge) -> None:
     """On pages of problems, after an act that is refused, in lists, and of endpoints."""
     zh = {"accept-language": "zh"}
