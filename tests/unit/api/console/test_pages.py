@@ -108,7 +108,9 @@ def test_address_of_a_list_is_all_that_it_depends_on(bridge: WholeBridge) -> Non
     bridge.call("POST", f"/v1/transactions/{ids[4]}/rollback")
     bridge.pass_ms(3_000)
     states = "search?state=PREPARED&state=ROLLED_BACK&limit=1"
-    (following,) = re.findall(r'rel="next" href="\./(search\?[^"]*)"', text_of(get(bridge, states)).replace("&amp;", "&"))
+    (following,) = re.findall(
+        r'rel="next" href="\./(search\?[^"]*)"', text_of(get(bridge, states)).replace("&amp;", "&")
+    )
     assert ids[3] in text_of(get(bridge, following))
 
 
