@@ -26,12 +26,12 @@ from sqlalchemy.orm import Session, SessionTransaction
 from outbox.client.errors import Misuse, OutboxConfigError
 from outbox.tables import INBOX_ID_LENGTH, make_inbox_table
 from outbox.transaction_record import (
-    DatabaseNow,
     durable_now,
     find_connection,
     find_run,
     find_scoped,
     is_autocommitting,
+    is_older,
     make_insert_missing,
     raise_missing,
 )
@@ -477,9 +477,8 @@ def _check_cleaning(keep_days: float, max_rows: int) -> None:
 
 def _clean(conn: Connection, table: sa.Table, consumer: str, keep_days: float, max_rows: int) -> int:
     own = table.c.consumer == consumer
-    old = table.c.at_ms < DatabaseNow() - sa.literal(int(keep_days * 86_400_000), sa.BigInteger)
-    query = sa.select(table.c.message_id).where(own, old).limit(max_rows)
-    found = conn.scalars(query).all()  # MariaDB takes no LIMIT in a subquery
+    query = sa.select(table.c.message_id).where(own, is_older(table, int(keep_days * 86_400_000)))
+    found = conn.scalars(query.order_by(table.c.at_ms).limit(max_rows)).all()  # MariaDB takes no LIMIT in a subquery
     if found:
         conn.execute(sa.delete(table).where(own, table.c.message_id.in_(found)))
     return len(found)

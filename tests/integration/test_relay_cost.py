@@ -1,7 +1,8 @@
-"""What a claim reads grows with what it takes, not with what is held back."""
+"""What a claim reads grows with what it takes, not with what is held back; nor a cleaning with what it keeps."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,9 +11,12 @@ from sqlalchemy import event
 from sqlalchemy.engine.interfaces import CacheStats
 
 from outbox.hand_over import MemoryHandOver
+from outbox.inbox import Inbox
 from outbox.relay import Relay, RelayConfig
 from outbox.relay_queries import Tables, find_heads
 from outbox.sources import ColumnMap, MappedSource, OwnSource
+from outbox.tables import make_inbox_table, make_record_table
+from outbox.transaction_record import DatabaseNow, RecordConfig, TransactionRecord
 from tests.support.outbox_world import OutboxWorld, Sent
 from tests.support.user_database import UserDatabase
 
@@ -117,6 +121,31 @@ def test_rows_behind_a_hot_key_are_not_read(world: OutboxWorld) -> None:
         assert (relay.run_once().delayed, relay.run_once().claimed) == (1, 0)
     assert reads
     assert sum(reads) <= MOST_READ, reads
+
+
+@pytest.mark.parametrize("kind", ["records", "inbox"])
+def test_cleaning_reads_what_it_deletes(user_database: UserDatabase, kind: str) -> None:
+    """Of thousands of rows three are old: they are found by the index, and so is that there are no more."""
+    table = make_record_table(sa.MetaData()) if kind == "records" else make_inbox_table(sa.MetaData())
+    key, named = ("transaction_id", "producer_group") if kind == "records" else ("message_id", "consumer")
+    old = {named: "stamps", "at_ms": 1, **({"state": "written"} if kind == "records" else {})}
+    engine = user_database.engine()
+    table.metadata.create_all(engine)
+    with engine.begin() as conn:
+        conn.execute(sa.insert(table), [{**old, key: f"new-{n}"} for n in range(BACKLOG)])
+        for suffix in "abc":  # so many that PostgreSQL does not read all of a few pages instead
+            values = {**dict(table.c), key: table.c[key] + suffix}
+            conn.execute(sa.insert(table).from_select(list(values), sa.select(*values.values())))
+        conn.execute(sa.update(table).values(at_ms=DatabaseNow()))
+        conn.execute(sa.insert(table), [{**old, key: f"old-{n}"} for n in range(3)])
+        if user_database.name == "postgresql":
+            conn.execute(sa.text(f"ANALYZE {table.name}"))
+    record = TransactionRecord(table, RecordConfig(max_clean_rows=100))
+    clean = record.clean if kind == "records" else partial(Inbox("stamps", table).clean, max_rows=100)
+    with counted_reads(engine) as reads:
+        assert [clean(engine) for _ in range(2)] == [3, 0]
+    assert sum(reads) <= MOST_READ, reads
+    engine.dispose()
 
 
 def test_rounds_compile_no_statement_anew(world: OutboxWorld) -> None:
