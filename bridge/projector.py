@@ -393,7 +393,7 @@ class Projector:
         await self._followers.pop(queue_id).close()
 
     async def _purge_forever(self) -> None:
-        """Forgets by Kafka's time: a wrong clock here forgets nothing too early."""
+        """Forgets by Kafka's time and by the clock here: one that is, or was, ahead forgets nothing too early."""
         while True:
             await self.ports.clock.sleep_ms(self._config.purge_interval_ms)
             try:
@@ -406,7 +406,7 @@ class Projector:
         there is more to come of what ended before, and it would be counted again."""
         purged, limit = 0, self._config.max_purge_rows
         for queue_id, follower in list(self._followers.items()):
-            before_ms = follower.newest_ms - self._config.purge_after_ms
+            before_ms = min(follower.newest_ms, self.ports.clock.now_ms()) - self._config.purge_after_ms
             forget = partial(purge, queue_id=queue_id, before_ms=before_ms, limit=limit)
             for _ in range(20):
                 count = await self.ports.database.run(forget)
