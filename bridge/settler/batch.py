@@ -148,11 +148,13 @@ def _only(bodies: Mapping[str, LoadedHalf], records: Sequence[ReadRecord]) -> di
 
 
 class Destination(NamedTuple):
-    """What a real topic asks of a record. `oldest_ms`: earlier commits are stamped with the present, `now_ms`."""
+    """What a real topic asks of a record. Commits before `oldest_ms`, or after `newest_ms`, as while a broker's clock was
+    ahead, are stamped with the present, `now_ms`."""
 
     queues: int
     oldest_ms: int
     now_ms: int
+    newest_ms: int = 2**63 - 1
 
 
 FindDestination = Callable[[str], Destination]
@@ -226,7 +228,9 @@ class QueueBatch:
                 if to is None:
                     to = destinations[message.topic] = find(message.topic)
                 queue_id = real_queue(message, transaction_id, to.queues)
-                timestamp_ms = message.timestamp_ms or (decided_ms if decided_ms >= to.oldest_ms else to.now_ms)
+                timestamp_ms = message.timestamp_ms or (
+                    decided_ms if to.oldest_ms <= decided_ms <= to.newest_ms else to.now_ms
+                )
                 messages.append(encode_published(message, transaction_id, queue_id, timestamp_ms, has_id))
         messages += [parked_copy(bodies[t.transaction_id], t, target) for t in self.parks.values()]
         position = encode_position(state.next_position(self.ops.values(), target.owner, target.log))

@@ -184,13 +184,16 @@ class KnownTopics:
 
     def find_destination(self, topic: str, now_ms: int) -> Destination:
         """What the topic asks of its records. A record for which no timestamp was asked has that of its commit, or the
-        present one where the topic does not take it any more. Times are Kafka's."""
+        present one where the topic does not take it, any more or yet. Times are Kafka's."""
         described, _ = self._known.get(topic, (None, 0))
         if described is None:
             return Destination(1, 0, now_ms)
-        before_ms = described.timestamp_before_max_ms
-        oldest_ms = 0 if described.is_log_append_time else now_ms - before_ms + min(_CLOSE_MS, before_ms // 2) + 1
-        return Destination(max(described.queues, 1), oldest_ms, now_ms)
+        if described.is_log_append_time:
+            return Destination(max(described.queues, 1), 0, now_ms)
+        before_ms, after_ms = described.timestamp_before_max_ms, described.timestamp_after_max_ms
+        oldest_ms = now_ms - before_ms + min(_CLOSE_MS, before_ms // 2) + 1
+        newest_ms = now_ms + after_ms - min(_CLOSE_MS, after_ms // 2)
+        return Destination(max(described.queues, 1), oldest_ms, now_ms, newest_ms)
 
     def find_reason(
         self, transaction_id: str, messages: Sequence[Message], now_ms: int, *, has_id_header: bool
