@@ -179,12 +179,14 @@ class SqlDirectory:
 
     async def register_endpoint(self, wanted: EndpointLease, most: int, act: ActEntry) -> Registration:
         """Takes or renews a lease of an endpoint; the act is kept when the endpoint is new to the group."""
+        now_ms = self._clock.now_ms()
 
         def work(conn: Connection) -> Registration:
             made, is_change = register_endpoint(conn, wanted, most)
             if is_change:
                 move_version(conn, directory_version)
             if made is Registration.NEW:
+                groups.forget_results(conn, wanted.group, now_ms)
                 record_act(conn, act)
             return made
 

@@ -108,6 +108,7 @@ def put_group(
         static = {"is_leased": False, "lease_until_ms": None, "lease_ms": None}
         conn.execute(upsert.on_conflict_do_update(index_elements=["producer_group", "url"], set_=static))
     move_version(conn, directory_version)
+    forget_results(conn, name, now_ms)
     return GroupPut(is_created, _add_secret(conn, key_id, name, now_ms, random_bytes) if is_created else None)
 
 
@@ -285,6 +286,39 @@ def _add_secret(conn: Connection, key_id: str | None, name: str, now_ms: int, ra
     return secret
 
 
+_LEFT = "(left)"  # no URL: results of endpoints that left long ago, together
+_SHOWN_MS = 86_400_000
+
+
+def forget_results(conn: Connection, name: str, now_ms: int) -> None:
+    """Adds up what became of rounds of endpoints that the group has no more, and that nobody called in the last day:
+    each instance that ever was has a row of its own, and all rows are read again and again."""
+    r, e = check_results.c, endpoints.c
+    before_ms = now_ms - _SHOWN_MS
+    is_old = [sa.func.coalesce(last_ms, 0) < before_ms for last_ms in (r.last_answered_ms, r.last_unanswered_ms)]
+    place = sa.func.substr(e.url, 1, sa.func.length(r.endpoint) + 1)  # a URL may have a query
+    is_there = sa.exists().where(e.producer_group == name, place.in_([r.endpoint, r.endpoint + "?"]))
+    gone = (r.producer_group == name, r.endpoint.not_in(("", _LEFT)), *is_old, sa.not_(is_there))
+    taken = conn.execute(sa.delete(check_results).where(*gone).returning(check_results)).all()
+    if not taken:
+        return
+    upsert = make_upsert(conn, check_results).values(
+        producer_group=name,
+        endpoint=_LEFT,
+        answered=sum(row.answered for row in taken),
+        unanswered=sum(row.unanswered for row in taken),
+        last_answered_ms=max(row.last_answered_ms or 0 for row in taken) or None,
+        last_unanswered_ms=max(row.last_unanswered_ms or 0 for row in taken) or None,
+    )
+    new = upsert.excluded
+    times = {
+        last_ms.name: sa.case((new[last_ms.name] > sa.func.coalesce(last_ms, 0), new[last_ms.name]), else_=last_ms)
+        for last_ms in (r.last_answered_ms, r.last_unanswered_ms)
+    }
+    added = {"answered": r.answered + new.answered, "unanswered": r.unanswered + new.unanswered, **times}
+    conn.execute(upsert.on_conflict_do_update(index_elements=["producer_group", "endpoint"], set_=added))
+
+
 class EndpointHealth(NamedTuple):
     """Rounds of an endpoint. `endpoint.url` is "" for rounds in which the group had none, or fetched its checks."""
 
@@ -299,8 +333,8 @@ class EndpointHealth(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupHealth:
-    """A group, its endpoints' results (those that left, too, as long as there are any), and its counts. `damaged`:
-    what of it cannot be decrypted, in words."""
+    """A group, its endpoints' results (for a day those that left, too), and its counts. `damaged`: what of it cannot be
+    decrypted, in words."""
 
     group: ProducerGroup
     endpoints: Sequence[EndpointHealth]
@@ -358,7 +392,9 @@ def read_health(conn: Connection, name: str, now_ms: int) -> GroupHealth | None:
             row.last_unanswered_ms,
             row.last_failure,
         )
-        for row in conn.execute(sa.select(check_results).where(check_results.c.producer_group == name))
+        for row in conn.execute(
+            sa.select(check_results).where(check_results.c.producer_group == name, check_results.c.endpoint != _LEFT)
+        )
     }
     gone = results.keys() - {place_of(endpoint.url) for endpoint in group.endpoints}
     shown = [*group.endpoints, *map(Endpoint, gone)]

@@ -4,12 +4,15 @@ from dataclasses import dataclass
 
 import pytest
 import pytest_asyncio
+import sqlalchemy as sa
 
-from bridge.directory import DEFAULT_SETTINGS
+from bridge.directory import DEFAULT_SETTINGS, UnansweredRound
 from bridge.sql.access import ActEntry, read_audit
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database
+from bridge.sql.events import RoundCounts, count_rounds
 from bridge.sql.leases import EndpointLease, EndpointTerm, Registration, remove_ended
+from bridge.sql.tables import check_results
 from tests.support.virtual_time import VirtualClock
 
 HOUR_MS = 3_600_000
@@ -181,3 +184,28 @@ async def test_leases_of_a_group_are_limited(api: Process, settler: Process) -> 
     assert settler.urls() == [LIVE, STATIC]
     await api.directory.delete_group("shop")
     assert await api.register() is Registration.UNKNOWN_GROUP
+
+
+async def test_results_of_instances_that_left_are_kept_together(settler: Process) -> None:
+    """Each deployment brings new ones: their results are added up, and none is lost in the sums of the group."""
+    database, clock = settler.database, settler.clock
+    known = dict[str, RoundCounts]()
+    for deployment in range(5):
+        urls = [f"https://{deployment}-{n}.shop/check" for n in range(3)]
+        for url in urls:
+            await settler.register(url)
+        at_ms = clock.now_ms()
+        rounds = [UnansweredRound("a" * 28, "shop", at_ms, "timeout", url) for url in urls]
+        await settler.directory.record_rounds(rounds)
+        known = await database.read(count_rounds)
+        assert known["shop"] == RoundCounts(0, 3 * (deployment + 1), at_ms, 0)
+        for url in urls[:2]:
+            assert await settler.directory.remove_endpoint("shop", url, ACT)
+        clock.shift_wall_clock(25 * 3_600_000)
+    await settler.register("https://new.shop/check")
+    rows = await database.read(lambda conn: conn.execute(sa.select(check_results)).all())
+    assert len(rows) == 5 + 1  # those that stayed, and all others together
+    assert await database.read(count_rounds) == known
+    health = await settler.directory.read_health("shop")
+    assert health is not None
+    assert sorted(one.unanswered for one in health.endpoints) == [0, 0, 1, 1, 1, 1, 1]
