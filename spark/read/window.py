@@ -131,7 +131,14 @@ def complete_units(folder: Path) -> list[Path]:
     """`folder` itself if it is one, else those inside, oldest first."""
     if (folder / WINDOW_FILE).exists():
         return [folder]
-    return sorted(path.parent for path in folder.glob(f"[0-9]*/{WINDOW_FILE}"))
+    return sorted(
+        [path.parent for path in folder.glob(f"[0-9]*/{WINDOW_FILE}")], key=lambda unit: by_number(unit.name)
+    )
+
+
+def by_number(name: str) -> tuple[int, str]:
+    """The order of folders that begin with a number: the millionth, of some two years of landings, has a digit more."""
+    return int(name[: len(name) - len(name.lstrip("0123456789"))]), name
 
 
 def window_of(unit: Path) -> Window:

@@ -17,7 +17,7 @@ from spark.judge import findings as found
 from spark.judge.findings import CLEARED, FINDINGS_FILE, NEW, Finding, encode_findings, encode_lines, show_time
 from spark.judge.rules import FindingKind
 from spark.judge.totals import BOOK_COLUMNS
-from spark.read.window import WINDOW_FILE, Window, encode_window, read_window
+from spark.read.window import WINDOW_FILE, Window, by_number, encode_window, read_window
 from spark.report.page import make_page, show_counted
 
 # --- the folders of runs: each run has one of its own, and counts only when the ledger names it ---
@@ -105,7 +105,8 @@ class RunIndex:
     def make_folder(self) -> tuple[int, Path]:
         """Number and empty folder of the next run; what a killed one left there is removed. Raises BadUsage."""
         run = 1 if self.last is None else self.last.run + 1
-        later = sorted(path.name for path in self.folder.glob("[0-9]*") if path.name > f"{run:06d}")
+        names = [path.name for path in self.folder.glob("[0-9]*")]
+        later = sorted(name for name in names if by_number(name) > by_number(f"{run:06d}"))
         if later:
             raise BadUsage(f"{self.folder} holds run {later[0]}, of which {_NAME} knows nothing", _ANEW)
         path = self.folder_of(run)

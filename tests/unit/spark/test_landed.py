@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from spark import reconcile
 from spark.errors import BadUsage, Indeterminate
 from spark.read.envelope import OffsetRange, QueuePlace
-from spark.read.window import Window, encode_window, find_landed
+from spark.read.window import Window, complete_units, encode_window, find_landed
 from spark.report.files import Run, RunIndex
 
 JOURNAL, ORDERS = QueuePlace("half", 0), QueuePlace("orders", 1)
@@ -89,6 +89,18 @@ def test_what_was_not_landed_is_told(tmp_path: Path) -> None:
         find_landed(tmp_path / "gap")
     with pytest.raises(BadUsage, match="holds nothing that was landed"):
         find_landed(tmp_path / "none")
+
+
+def test_millionth_landing_comes_last(tmp_path: Path) -> None:
+    """Two years of minutes: else each later landing was made in its place, and no run found the one before it."""
+    land(tmp_path, [(0, 0), (4, 1), (6, 3)])
+    (tmp_path / "000001").rename(tmp_path / "999999")
+    (tmp_path / "000002").rename(tmp_path / "1000000")
+    assert [unit.name for unit in complete_units(tmp_path)] == ["999999", "1000000"]
+    assert find_landed(tmp_path).window.extents == window((0, 0), (6, 3)).extents
+    entry = Run(999_999, 1, "2026-01-01T00:00:00Z", 0, 0, 0, 0)
+    (tmp_path / "runs" / "999999").mkdir(parents=True)
+    assert RunIndex(tmp_path / "runs", [entry]).make_folder()[0] == 1_000_000
 
 
 @pytest.mark.parametrize(
