@@ -24,6 +24,7 @@ from outbox.client.errors import HandOverUnavailable, OutboxConfigError
 from outbox.enqueue import NOTIFY_CHANNEL
 from outbox.hand_over import HandOver, OutboxRow, PublishResult, PublishStatus
 from outbox.relay_queries import (
+    LONGEST_LEASE_MS,
     PARKED,
     WAITING,
     Mark,
@@ -110,6 +111,8 @@ class RelayConfig:
             raise OutboxConfigError("limits of the relay must be above 0")
         if self.hand_over_ms >= self.lease_ms or self.min_delay_ms > self.max_delay_ms:
             raise OutboxConfigError("hand_over_ms must be below lease_ms, min_delay_ms not above max_delay_ms")
+        if max(self.lease_ms, self.max_delay_ms) > LONGEST_LEASE_MS:
+            raise OutboxConfigError("no lease or delay of the relay may be longer than two hours")
 
 
 class RelayCounts(NamedTuple):

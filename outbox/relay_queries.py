@@ -19,6 +19,7 @@ from outbox.transaction_record import DatabaseNow, make_insert_missing
 
 WAITING: Final = "waiting"
 PARKED: Final = "parked"
+LONGEST_LEASE_MS: Final = 7_200_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,10 +58,17 @@ def _write_array(values: Sequence[Any]) -> str:
     return '{"' + '","'.join(listed) + '"}'
 
 
+def is_due(leases: sa.Table) -> sa.ColumnElement[bool]:
+    """Whether a lease or a wait is over. One that ends later than any that there can be began while the database's clock
+    was ahead, and would last until that time."""
+    left_ms = leases.c.free_ms - DatabaseNow()
+    return sa.not_(left_ms.between(1, LONGEST_LEASE_MS))
+
+
 def is_busy(tables: Tables, row_id: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
     """Whether the row is leased, waits for its next try, or is parked."""
     leases = tables.leases
-    is_held = sa.or_(leases.c.state != WAITING, leases.c.free_ms > DatabaseNow())
+    is_held = sa.or_(leases.c.state != WAITING, sa.not_(is_due(leases)))
     return sa.exists().where(of_source(tables), leases.c.row_id == row_id, is_held)
 
 
@@ -318,7 +326,7 @@ def clean_leases(conn: Connection, tables: Tables, after: str | None, max_leases
     seen = conn.scalars(query.order_by(leases.c.row_id).limit(max_leases)).all()
     gone = sorted(set(seen) - _existing(conn, tables, seen)) if seen else []
     if gone:
-        is_unused = sa.or_(leases.c.state != WAITING, leases.c.free_ms <= DatabaseNow())
+        is_unused = sa.or_(leases.c.state != WAITING, is_due(leases))
         conn.execute(
             sa.delete(leases).where(of_source(tables), is_among(conn.dialect, leases.c.row_id, gone), is_unused)
         )
@@ -417,7 +425,7 @@ def _lease(conn: Connection, tables: Tables, found: Sequence[Mapping[str, Any]],
     free_ms = DatabaseNow() + sa.literal(lease_ms, sa.BigInteger)
     known = [columns[_ROW_ID] for columns in found if columns[_ATTEMPTS] is not None]
     if known:
-        is_free = sa.and_(leases.c.state == WAITING, leases.c.free_ms <= DatabaseNow())
+        is_free = sa.and_(leases.c.state == WAITING, is_due(leases))
         is_known = is_among(conn.dialect, leases.c.row_id, known)
         which = sa.and_(of_source(tables), is_known, is_free)
         conn.execute(sa.update(leases).where(which).values(token=token, free_ms=free_ms))
