@@ -59,8 +59,8 @@ def _write_array(values: Sequence[Any]) -> str:
 
 
 def is_due(leases: sa.Table) -> sa.ColumnElement[bool]:
-    """Whether a lease or a wait is over. One that ends later than any that there can be began while the database's clock
-    was ahead, and would last until that time."""
+    """Whether a lease or a wait is over. One that ends later than there can be any began while the database's clock was
+    ahead, and would last until that time."""
     left_ms = leases.c.free_ms - DatabaseNow()
     return sa.not_(left_ms.between(1, LONGEST_LEASE_MS))
 

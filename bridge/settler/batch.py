@@ -148,8 +148,8 @@ def _only(bodies: Mapping[str, LoadedHalf], records: Sequence[ReadRecord]) -> di
 
 
 class Destination(NamedTuple):
-    """What a real topic asks of a record. Commits before `oldest_ms`, or after `newest_ms`, as while a broker's clock was
-    ahead, are stamped with the present, `now_ms`."""
+    """What a real topic asks of a record. Commits before `oldest_ms` are stamped with the present, `now_ms`, as are
+    those after `newest_ms`, when a broker's clock was ahead."""
 
     queues: int
     oldest_ms: int

@@ -131,9 +131,7 @@ def complete_units(folder: Path) -> list[Path]:
     """`folder` itself if it is one, else those inside, oldest first."""
     if (folder / WINDOW_FILE).exists():
         return [folder]
-    return sorted(
-        [path.parent for path in folder.glob(f"[0-9]*/{WINDOW_FILE}")], key=lambda unit: by_number(unit.name)
-    )
+    return sorted([path.parent for path in folder.glob(f"[0-9]*/{WINDOW_FILE}")], key=lambda unit: by_number(unit.name))
 
 
 def by_number(name: str) -> tuple[int, str]:

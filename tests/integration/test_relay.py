@@ -142,22 +142,6 @@ def test_unsure_row_holds_back_those_after_it_and_no_others(world: OutboxWorld) 
     assert world.count() == (0, 0)
 
 
-def test_lease_of_a_clock_that_was_years_ahead_is_over(world: OutboxWorld) -> None:
-    """The database's was, and has been set back: its row, and all behind it, would wait for that year."""
-    world.enqueue(Sent("orders", b"a", b"1"), Sent("orders", b"a", b"2"), Sent("orders", None, b"3"))
-    bridge = MemoryHandOver()
-    bridge.unsure_topics.add("orders")
-    relay = world.relay(bridge, RelayConfig(min_delay_ms=60_000))
-    assert relay.run_once().delayed == 2
-    bridge.unsure_topics.clear()
-    assert relay.run_once().claimed == 0
-    with world.engine.begin() as conn:
-        ahead_ms = 20 * 365 * 86_400_000
-        conn.execute(sa.update(world.leases).values(free_ms=world.leases.c.free_ms + ahead_ms))
-    assert [relay.run_once().published for _ in range(2)] == [2, 1]
-    assert world.count() == (0, 0)
-
-
 def test_refused_row_is_parked_with_its_reason(world: OutboxWorld) -> None:
     """It is not tried again by itself; released, it is published before those it held back; discarded, never."""
     first, second = world.enqueue(Sent("bad", b"a", b"1"), Sent("bad", b"b", b"2"))

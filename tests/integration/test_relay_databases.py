@@ -1,10 +1,11 @@
-"""The relay while its database is killed and comes back."""
+"""The relay while its database is killed and comes back, or has a wrong clock."""
 
 import threading
 import time
 from collections.abc import Sequence
 
 import pytest
+import sqlalchemy as sa
 
 from outbox.hand_over import MemoryHandOver, OutboxRow, PublishResult
 from outbox.relay import Notifier, RelayConfig
@@ -76,3 +77,21 @@ def test_stop_ends_a_wait_for_rows(user_database: UserDatabase) -> None:
     waker.close()
     engine.dispose()
     assert time.monotonic() - began_s < 10
+
+
+def test_lease_of_a_clock_that_was_years_ahead_is_over(user_database: UserDatabase) -> None:
+    """The database's was, and has been set back: its row, and all behind it, would wait for that year."""
+    world = OutboxWorld(user_database)
+    world.enqueue(Sent("orders", b"a", b"1"), Sent("orders", b"a", b"2"), Sent("orders", None, b"3"))
+    bridge = MemoryHandOver()
+    bridge.unsure_topics.add("orders")
+    relay = world.relay(bridge, RelayConfig(min_delay_ms=60_000))
+    assert relay.run_once().delayed == 2
+    bridge.unsure_topics.clear()
+    assert relay.run_once().claimed == 0
+    with world.engine.begin() as conn:
+        ahead_ms = 20 * 365 * 86_400_000
+        conn.execute(sa.update(world.leases).values(free_ms=world.leases.c.free_ms + ahead_ms))
+    assert [relay.run_once().published for _ in range(2)] == [2, 1]
+    assert world.count() == (0, 0)
+    world.engine.dispose()

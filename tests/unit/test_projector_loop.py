@@ -1,4 +1,4 @@
-"""The projector's loop: who works, how many write at once, and what does not stop it."""
+"""The projector's loop: who works, how many write at once, what does not stop it, what it forgets."""
 
 import asyncio
 from collections.abc import Callable
@@ -211,3 +211,29 @@ def test_queues_leave_the_pool_to_readers(make_sqlite_url: Callable[[], str], is
 
     world.run(story())
     assert database.most == writers
+
+
+def test_broker_s_clock_that_was_years_ahead_purges_nothing(database_url: str) -> None:
+    """One record of 2038 is the newest for as long as its projector lives; repeats would be known to nobody (D)."""
+    world = make_projector_world(database_url)
+
+    async def story() -> None:
+        log = world.settlers.memory.cluster.log
+        journal_and_op = [log.topics[name].partitions[0] for name in (world.topics.half, world.topics.op)]
+        async with world.settlers.settling():
+            await world.settlers.prepare("before", of())
+            await world.settlers.commit("before")
+            await world.catch_up()
+            for ahead_ms in (20 * 365 * 86_400_000, 0):
+                for partition in journal_and_op:
+                    partition.ahead_ms = ahead_ms
+                await world.settlers.prepare(f"ahead {ahead_ms}", of())
+                await world.settlers.rollback(f"ahead {ahead_ms}")
+                await world.catch_up()
+            assert await world.projector.purge() == 0
+            world.settlers.memory.clock.shift_wall_clock(8 * 86_400_000)
+            await world.settlers.prepare("after", of())
+            await world.catch_up()
+            assert await world.projector.purge() == 2
+
+    world.run(story())
