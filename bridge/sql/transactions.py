@@ -18,6 +18,7 @@ from bridge.sql.tables import given_up, timeline_events, transactions, unanswere
 _T = transactions.c
 _E = timeline_events.c
 _U = unanswered_rounds.c
+_MOST_AT_AN_END = 500  # of a timeline's events, in the order in which they were written
 
 
 def read_timeline(conn: Connection, transaction_id: str) -> list[TimelineEvent]:
@@ -71,8 +72,12 @@ def _read_given_up(conn: Connection, transaction_id: str) -> Iterator[TimelineEv
 
 
 def _read_kept(conn: Connection, row_id: int) -> Iterator[TimelineEvent]:
-    query = sa.select(_E.at_ms, _E.type, _E.by, _E.members).where(_E.id == row_id)
-    for at_ms, kind, by, members in conn.execute(query.order_by(_E.at_ms, _E.source, _E.source_offset)):
+    """Of very many the first and the last ones: somebody may repeat an end for days, and each is one."""
+    query = sa.select(_E.source, _E.source_offset, _E.at_ms, _E.type, _E.by, _E.members).where(_E.id == row_id)
+    place = (_E.source, _E.source_offset)
+    ends = [query.order_by(*place), query.order_by(*[column.desc() for column in place])]
+    found = {row[:2]: row for end in ends for row in conn.execute(end.limit(_MOST_AT_AN_END))}
+    for _, _, at_ms, kind, by, members in sorted(found.values(), key=lambda row: (row.at_ms, *row[:2])):
         yield TimelineEvent(at_ms, kind, by, json.loads(members))
 
 

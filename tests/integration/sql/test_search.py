@@ -13,11 +13,11 @@ from bridge.core.transaction import MessageSummary, TransactionState
 from bridge.directory import PullCheck
 from bridge.sql.bulk import insert_rows
 from bridge.sql.engine import Database, MalformedCursor
-from bridge.sql.fold import KeyRow
+from bridge.sql.fold import EventRow, KeyRow
 from bridge.sql.leases import SqlPullCheckStore
 from bridge.sql.rows import ALL_COLUMNS, ProjectedRow, all_values, encode_messages, make_row
 from bridge.sql.search import SearchFilter, search_transactions
-from bridge.sql.tables import group_counts, transaction_keys, transactions
+from bridge.sql.tables import group_counts, timeline_events, transaction_keys, transactions
 from bridge.sql.transactions import (
     count_live,
     find_by_idempotency_key,
@@ -52,6 +52,27 @@ def put(conn: Connection, rows: list[ProjectedRow], topic: str = "orders", key: 
         row.messages = encode_messages([MessageSummary(topic, key, 1, -1, None)])
     insert_rows(conn, transactions, ALL_COLUMNS, [all_values(row) for row in rows])
     insert_rows(conn, transaction_keys, KeyRow._fields, [KeyRow(topic, row.born_ms, row.id, 0, key) for row in rows])
+
+
+async def test_timeline_of_an_end_that_is_repeated_for_days_is_bounded(database: Database) -> None:
+    """Each repeat is an event: of very many the first and the last are told."""
+    row = make(1)
+    ends = [
+        EventRow(row.id, 0, offset, offset, "end", "producer", '{"resolution":"COMMIT","effective":false}')
+        for offset in range(2, 20_002)
+    ]
+    parked = EventRow(row.id, 1, 7, 10_000, "parked", None, "{}")
+
+    def fill(conn: Connection) -> None:
+        put(conn, [row])
+        insert_rows(conn, timeline_events, EventRow._fields, [*ends, parked])
+
+    await database.run(fill)
+    prepared, *events = await database.read(partial(read_timeline, transaction_id=row.transaction_id))
+    assert prepared.type == "prepared"
+    assert len(events) == 1_000
+    assert [event.at_ms for event in (events[0], events[-1])] == [2, 20_001]
+    assert [event.type for event in events].count("parked") == 1
 
 
 async def read_pages(database: Database, wanted: SearchFilter, limit: int) -> list[list[str]]:
