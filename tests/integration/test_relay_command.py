@@ -74,7 +74,8 @@ def test_rows_that_earlier_runs_have_left_are_left(world: OutboxWorld, bridge: S
         conn.execute(sa.delete(world.table).where(world.table.c.topic == "no.such.topic"))
     assert relay(tmp_path, bridge.url, "-g", "shop", "--once").returncode == 0
     (slow,) = world.enqueue(Sent("orders", b"a", b"2"))
-    lease = {"source": "outbox", "row_id": slow, "state": "waiting", "free_ms": 2**62, "attempts": 1}
+    in_an_hour_ms = time.time_ns() // 1_000_000 + 3_600_000
+    lease = {"source": "outbox", "row_id": slow, "state": "waiting", "free_ms": in_an_hour_ms, "attempts": 1}
     with world.engine.begin() as conn:
         conn.execute(sa.insert(world.leases).values(lease))
     assert relay(tmp_path, bridge.url, "-g", "shop", "--once").returncode == 1
