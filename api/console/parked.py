@@ -120,8 +120,10 @@ async def begin_redrive(request: ApiRequest) -> HttpAnswer:
         wrong = NO_REASON
     elif not (rate.isascii() and rate.isdigit() and len(rate) < 9 and 1 <= int(rate) <= MAX_RATE_PER_S):
         wrong = _TOO_FAST
-    elif not counted[3] and (await _count(request, wanted)).count > int(counted[2]):
-        wrong = _GROWN
+    elif not counted[3]:
+        now = await _count(request, wanted)
+        if now.is_more or now.count > int(counted[2]):
+            wrong = _GROWN
     if wrong or counted is None:
         return await _ask(request, action, wanted, given, wrong)
     who = who_is(request, check_reason(form["reason"]))

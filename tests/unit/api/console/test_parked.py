@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from bridge.service import redrive
 from tests.support.whole_bridge import Reply, WholeBridge
 
 
@@ -91,6 +92,21 @@ def test_nothing_is_done_to_more_than_were_counted(bridge: WholeBridge, parked: 
     assert begin(bridge).status == 303
     bridge.pass_ms(30_000)
     assert states(bridge, [*parked, late]) == ["ROLLED_BACK", "COMMITTED", "COMMITTED", "PARKED", "COMMITTED"]
+
+
+def test_nothing_is_done_to_more_than_can_be_counted(
+    bridge: WholeBridge, parked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were exactly as many as are counted at most, and are more now."""
+    monkeypatch.setattr(redrive, "_MAX_COUNTED", 3)
+    monkeypatch.setattr(redrive, "MAX_PAGE", 3)
+    body = {"producer_group": "shop", "messages": [{"topic": "orders", "value": "x"}]}
+    bridge.call("POST", "/v1/transactions", body)
+    bridge.pass_ms(120_000)
+    refused = begin(bridge)
+    assert (refused.status, 'value="commit 3+"' in refused.body.decode()) == (422, True)
+    bridge.pass_ms(10_000)
+    assert states(bridge, parked) == ["PARKED"] * 4
 
 
 def test_job_is_stopped(bridge: WholeBridge, parked: list[str]) -> None:
