@@ -195,8 +195,11 @@ class ConnectedGroups:
         if known is None or known.settings.calls.mode is not CheckMode.PULL:  # a claim would look into SQL each time
             return self._note_refused(group, f"{group} is no producer group whose checks are fetched")
         lease_ms = max(_LEAST_LEASE_MS, known.settings.times.interval_ms)
-        call = ClaimCall(group, _MOST_CLAIMED, _WAIT_MS, lease_ms, lambda: bool(self._members.get(group)))
-        claimed = await self._claims.claim(call._replace(is_counted=False))
+        claimed = await self._claims.claim(
+            ClaimCall(
+                group, _MOST_CLAIMED, _WAIT_MS, lease_ms, lambda: bool(self._members.get(group)), is_counted=False
+            )
+        )
         if isinstance(claimed, Refused):
             return self._note_refused(group, claimed.detail)
         self._refused.pop(group, None)

@@ -172,8 +172,9 @@ class Retry:
         self._copies.update(t.transaction_id for t in old[asked:])
         copied, refused = await self._find_copyable(old[:asked], bodies)
         self._copies.update(t.transaction_id for t in refused)
+        next_ms = now_ms + LONGEST_BACKOFF_MS if refused else 0
         if not copied:
-            memory.copy_not_before_ms = now_ms + LONGEST_BACKOFF_MS if refused else 0
+            memory.copy_not_before_ms = next_ms
             return
         memory.copy_not_before_ms = now_ms + LONGEST_BACKOFF_MS
         try:
@@ -183,7 +184,7 @@ class Retry:
             self._copies.update(t.transaction_id for t in copied)
             await self._writer.write(QueueBatch([WriteOp(t) for t in copied], BatchKind.CARRY_FORWARD), {})
         else:
-            memory.copy_not_before_ms = now_ms + LONGEST_BACKOFF_MS if refused else 0
+            memory.copy_not_before_ms = next_ms
 
     # --- blocked commits ---
 

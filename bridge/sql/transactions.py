@@ -75,8 +75,11 @@ def _read_kept(conn: Connection, row_id: int) -> Iterator[TimelineEvent]:
     """Of very many the first and the last ones: somebody may repeat an end for days, and each is one."""
     query = sa.select(_E.source, _E.source_offset, _E.at_ms, _E.type, _E.by, _E.members).where(_E.id == row_id)
     place = (_E.source, _E.source_offset)
-    ends = [query.order_by(*place), query.order_by(*[column.desc() for column in place])]
-    found = {row[:2]: row for end in ends for row in conn.execute(end.limit(_MOST_AT_AN_END))}
+    first = conn.execute(query.order_by(*place).limit(_MOST_AT_AN_END)).all()
+    found = {row[:2]: row for row in first}
+    if len(first) == _MOST_AT_AN_END:
+        last = query.order_by(*[column.desc() for column in place]).limit(_MOST_AT_AN_END)
+        found |= {row[:2]: row for row in conn.execute(last)}
     for _, _, at_ms, kind, by, members in sorted(found.values(), key=lambda row: (row.at_ms, *row[:2])):
         yield TimelineEvent(at_ms, kind, by, json.loads(members))
 
