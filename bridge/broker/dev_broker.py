@@ -1,8 +1,6 @@
 """One real Kafka broker on this machine, for development and tests."""
 
-import base64
 import contextlib
-import os
 import shutil
 import signal
 import subprocess
@@ -36,6 +34,7 @@ from bridge.broker.server_properties import (
     make_java_options,
     make_properties,
 )
+from bridge.broker.start_cache import StartCache, make_uuid
 
 _START_TIMEOUT_S = 90.0
 _FENCE_TIMEOUT_S = 8.0  # a few sessions
@@ -79,6 +78,7 @@ class DevBroker:
         self._process: subprocess.Popen[bytes] | None = None
         self._printed_from = 0
         self._lifeline: Lifeline | None = None
+        self._cache: StartCache | None = None
 
     @property
     def port(self) -> int:
@@ -120,6 +120,7 @@ class DevBroker:
         self._take_folder()
         try:
             self._end_left_over()
+            self._cache = StartCache(jars, java)
             options = make_java_options(self._heap_mb, is_long_lived=self._is_long_lived)
             self._start_on_ports((str(java.path), *options, "-cp", f"{jars}/*"))
         except BaseException:
@@ -152,8 +153,10 @@ class DevBroker:
         if self._process is not None:
             if self.is_running:
                 stop_process(self._process.pid, self._folder / "server.properties", timeout_s)
-            self._process.wait()
+            code = self._process.wait()
             self._process = None
+            if self._cache is not None:
+                self._cache.take_classes(self._folder, is_whole=code != -signal.SIGKILL)
             self._pid_file.unlink(missing_ok=True)
 
     @property
@@ -198,6 +201,9 @@ class DevBroker:
         layout = self._lay_out()
         if not self._format(layout, command) and layout.is_unclean:
             self._fence(layout, command)
+        assert self._cache is not None
+        java, *rest = command
+        command = (java, *self._cache.make_options(layout.folder), *rest)
         self._run(layout, command, make_properties(layout, layout.log_folder))
         self._await_line(STARTED_LINE)
 
@@ -215,15 +221,16 @@ class DevBroker:
         """Makes the log folder, whole or not at all; False if it is there already."""
         if layout.log_folder.exists():
             return False
+        assert self._cache is not None
         fresh, properties = layout.folder / "log.new", layout.folder / "format.properties"
         shutil.rmtree(fresh, ignore_errors=True)
-        properties.write_text(make_properties(layout, fresh))
-        cluster_id = base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=")
-        # an id that begins with a dash would be taken for an option
-        options = ("kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "-c", str(properties))
-        _run_to_its_end((*command, *options))
+        if not self._cache.copy_formatted(fresh):
+            properties.write_text(make_properties(layout, fresh))
+            options = ("kafka.tools.StorageTool", "format", f"--cluster-id={make_uuid()}", "-c", str(properties))
+            _run_to_its_end((*command, *options))
+            properties.unlink()
+            self._cache.keep_formatted(fresh)
         fresh.rename(layout.log_folder)
-        properties.unlink()
         return True
 
     def _fence(self, layout: BrokerLayout, command: tuple[str, ...]) -> None:
@@ -233,7 +240,9 @@ class DevBroker:
         registers. A marker of a Kafka transaction that falls into that moment is never written, its partitions
         cannot be read any further (KAFKA-20734: no leader is taken for a deleted topic).
         """
-        self._run(layout, command, make_controller_properties(layout))
+        assert self._cache is not None
+        java, *rest = command
+        self._run(layout, (java, *self._cache.make_options(None), *rest), make_controller_properties(layout))
         self._await_line(STARTED_LINE)
         with contextlib.suppress(BrokerFailed):  # it may have been fenced before it died
             self._await_line(FENCED_LINE, _FENCE_TIMEOUT_S)

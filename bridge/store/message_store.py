@@ -163,8 +163,8 @@ class QueueReader(Protocol):
     async def get(self, max_count: int, max_wait_ms: int) -> GetResult:
         """Waits at most `max_wait_ms` for the first message, then takes what is there.
 
-        NO_NEW_MSG when none came. `next_begin_offset` moves over markers too. Raises StoreError, and
-        QueueHalted when the position is outside what the log holds.
+        NO_NEW_MSG when none came. `next_begin_offset` moves over markers too, and a reader that has passed some may
+        come back at once. Raises StoreError, and QueueHalted when the position is outside what the log holds.
         """
         ...
 

@@ -72,6 +72,19 @@ async def test_reader_moves_over_markers(world: ContractWorld) -> None:
     assert (got.status, got.next_begin_offset) == (GetStatus.NO_NEW_MSG, 2)
 
 
+async def test_reader_that_has_passed_markers_waits_for_nothing_more(world: ContractWorld) -> None:
+    """Whoever reads up to a known end, as each owner does at its beginning, is there as soon as it is passed."""
+    queue = await make_queue(world)
+    aborted = await world.begin(fresh_name("foreign"), [to(queue, b"never")])
+    await aborted.end(is_commit=False)
+    await until_stable(world, queue)
+    reader = world.process.owners.open_reader(queue, 0)
+    async with asyncio.timeout(DEADLINE_S):
+        got = await reader.get(10, 4 * DEADLINE_S * 1_000)
+    await reader.close()
+    assert (got.status, got.next_begin_offset) == (GetStatus.NO_NEW_MSG, 2)
+
+
 async def test_reader_stops_at_an_open_transaction(world: ContractWorld) -> None:
     """Nothing behind an open Kafka transaction is given before it ends."""
     queue = await make_queue(world)

@@ -110,7 +110,7 @@ def stage(kafka: str, tmp_path: Path) -> Iterator[Stage]:
     canaries |= {"value": VALUE, "header": HEADER, "token": TOKEN, "answer of an endpoint": BODY, "password": PASSWORD}
     with check_endpoint() as endpoint:
         bridge = Bridge.create(kafka, tmp_path, **settings)
-        with bridge.serve() as process:
+        with bridge.serve(module="api.__main__") as process:
             yield Stage(bridge, process, endpoint, admin, canaries)
 
 

@@ -1,6 +1,7 @@
 """bridge.broker.dev_broker on a real Kafka: started, killed, left behind, fought over."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from bridge.broker import dev_broker
 from bridge.broker.dev_broker import DevBroker
+from bridge.broker.jars import fetch_jars
 from bridge.broker.ports import (
     BrokerFailed,
     DataFolderInUse,
@@ -23,7 +25,9 @@ from bridge.broker.ports import (
     PortTaken,
     check_port,
     choose_free_port,
+    find_java,
 )
+from bridge.broker.start_cache import StartCache
 from tests.support.broker import BrokerFactory
 
 DEADLINE_S = 30.0
@@ -100,6 +104,41 @@ def test_data_outlive_stop_and_kill(broker_factory: BrokerFactory) -> None:
     broker.start()
     assert topics_of(broker) == {"orders", "credits"}
     assert broker.bootstrap == bootstrap
+
+
+def cluster_id_of(broker: DevBroker) -> str:
+    found = AdminClient({"bootstrap.servers": broker.bootstrap}).list_topics(timeout=DEADLINE_S).cluster_id
+    assert found
+    return found
+
+
+def test_broker_that_ended_in_peace_makes_the_next_start_short(tmp_path: Path) -> None:
+    """It leaves Kafka's classes and an empty folder beside the jars; one that is killed leaves no half of them."""
+    jars = Path(shutil.copytree(fetch_jars(), tmp_path / "kafka"))
+    first = DevBroker(tmp_path / "first", port=None, jar_folder=jars)
+    first.start()
+    first.kill()
+    assert list(tmp_path.glob("*.jsa")) == []
+    first.start()
+    cluster_id = cluster_id_of(first)
+    first.stop(10 * DEADLINE_S)
+    (classes,) = tmp_path.glob("*.jsa")
+    second = DevBroker(tmp_path / "second", port=None, jar_folder=jars)
+    second.start()
+    assert second.pid is not None
+    assert str(classes) in {Path(file.path).as_posix() for file in psutil.Process(second.pid).memory_maps()}
+    assert cluster_id_of(second) != cluster_id
+    second.stop()
+
+
+def test_classes_that_do_not_fit_are_passed_over(tmp_path: Path) -> None:
+    """A file that is none, or of another Java, costs the short start and nothing else."""
+    jars = Path(shutil.copytree(fetch_jars(), tmp_path / "kafka"))
+    StartCache(jars, find_java()).classes.write_bytes(b"no classes" * 1_000)
+    broker = DevBroker(tmp_path / "data", port=None, jar_folder=jars)
+    broker.start()
+    assert topics_of(broker) == set()
+    broker.stop()
 
 
 def test_paused_broker_can_be_stopped(broker_factory: BrokerFactory) -> None:

@@ -1,10 +1,10 @@
 """Consumers with an inbox on a real Kafka: killed, joined by others, and begun again from the first offset."""
 
+import os
 import random
 import secrets
-import subprocess
-import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 
 from tests.support.bridge_process import create_topics, wait_until
 from tests.support.inbox_process import effects, metadata
-from tests.support.source_tree import ROOT
+from tests.support.process_pool import Child, shared_pool
 from tests.support.user_database import UserDatabase
 
 COUNT = 300
@@ -21,25 +21,22 @@ COUNT = 300
 class Consumers:
     """Processes of one database."""
 
-    def __init__(self, kafka: str, topic: str, url: str) -> None:
+    def __init__(self, kafka: str, topic: str, url: str, folder: Path) -> None:
         self._arguments = [kafka, topic]
         self._url = url
-        self.running: list[subprocess.Popen[bytes]] = []
+        self._folder = folder
+        self.running: list[Child] = []
 
     def start(self, group: str) -> None:
-        module = [sys.executable, "-m", "tests.support.inbox_process"]
-        command = [*module, *self._arguments, group, self._url, "50"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
-        self.running.append(process)
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
+        command = ["tests.support.inbox_process", *self._arguments, group, self._url, "50"]
+        log = self._folder / f"{secrets.token_hex(4)}.log"
+        self.running.append(shared_pool().start(command, os.environ, self._folder, log))
+        wait_until(lambda: b"ready\n" in log.read_bytes(), name="readiness")
 
-    def kill(self, process: subprocess.Popen[bytes]) -> None:
+    def kill(self, process: Child) -> None:
         self.running.remove(process)
         process.kill()
         process.wait(30)
-        assert process.stdout is not None
-        process.stdout.close()
 
 
 @pytest.fixture
@@ -63,8 +60,8 @@ def engine(user_database: UserDatabase) -> Iterator[sa.Engine]:
 
 
 @pytest.fixture
-def consumers(kafka: str, topic: str, user_database: UserDatabase) -> Iterator[Consumers]:
-    made = Consumers(kafka, topic, user_database.url)
+def consumers(kafka: str, topic: str, user_database: UserDatabase, tmp_path: Path) -> Iterator[Consumers]:
+    made = Consumers(kafka, topic, user_database.url, tmp_path)
     yield made
     for process in list(made.running):
         made.kill(process)

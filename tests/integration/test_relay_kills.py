@@ -1,7 +1,5 @@
 """`outbox-bridge relay` killed with SIGKILL while its requests are under way, at the real bridge over HTTP."""
 
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -10,6 +8,7 @@ import pytest
 from tests.support.cli_process import environment, wait_for
 from tests.support.faulty_front import Exchange, Fault, faulty_front, let_through
 from tests.support.outbox_world import OutboxWorld, Sent
+from tests.support.process_pool import Child, shared_pool
 from tests.support.socket_bridge import socket_bridge
 from tests.support.user_database import UserDatabase
 
@@ -18,15 +17,14 @@ KILLS, KEYS, ROWS = 3, 4, 10
 LIMITS = {"lease": 3, "batch-size": 7, "poll-interval": 0.02, "retry-delay": 0.01, "max-retry-delay": 0.05}
 
 
-def start(world: OutboxWorld, url: str, folder: Path) -> subprocess.Popen[bytes]:
+def start(world: OutboxWorld, url: str, folder: Path) -> Child:
     limits = [f"--{name}={limit}" for name, limit in LIMITS.items()]
-    command = [sys.executable, "-m", "api", "relay", "-g", "shop", "--bridge", url, *limits]
     settings = environment({"OUTBOX_DATABASE_URL": world.database.url})
-    with (folder / "relay.log").open("ab") as log:
-        return subprocess.Popen(command, cwd=folder, env=settings, stdout=log, stderr=log)
+    command = ["api", "relay", "-g", "shop", "--bridge", url, *limits]
+    return shared_pool().start(command, settings, folder, folder / "relay.log")
 
 
-def kill(relay: subprocess.Popen[bytes]) -> None:
+def kill(relay: Child) -> None:
     relay.kill()
     relay.wait(30)
 

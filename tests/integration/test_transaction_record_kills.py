@@ -1,8 +1,8 @@
 """Processes killed with SIGKILL at every step of a local transaction and of a check."""
 
+import os
 import signal
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -12,9 +12,10 @@ from outbox.client.errors import LocalTransactionBarred
 from outbox.client.listener import Resolution
 from outbox.tables import make_record_table
 from outbox.transaction_record import TransactionRecord
+from tests.support.bridge_process import wait_until
 from tests.support.local_transaction_process import CHECK_STEPS, WRITE_STEPS
+from tests.support.process_pool import Child, shared_pool
 from tests.support.record_checks import ask, ask_until_known
-from tests.support.source_tree import ROOT
 from tests.support.user_database import UserDatabase
 
 
@@ -25,28 +26,26 @@ def record(user_database: UserDatabase) -> TransactionRecord:
     return made
 
 
-def start(role: str, database: UserDatabase, stop_at: str) -> subprocess.Popen[str]:
+def start(role: str, database: UserDatabase, stop_at: str, folder: Path) -> Child:
     """A process that has come to that step."""
-    command = [sys.executable, "-m", "tests.support.local_transaction_process", role, database.url, stop_at, stop_at]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    assert process.stdout is not None
-    assert process.stdout.readline() == f"at {stop_at}\n"
-    return process
+    command = ["tests.support.local_transaction_process", role, database.url, stop_at, stop_at]
+    log = folder / "log"
+    child = shared_pool().start(command, os.environ, folder, log)
+    wait_until(lambda: log.read_text() == f"at {stop_at}\n", name=stop_at)
+    return child
 
 
-def kill(process: subprocess.Popen[str]) -> None:
+def kill(process: Child) -> None:
     process.kill()
     process.wait(30)
-    assert process.stdout is not None
-    process.stdout.close()
 
 
 @pytest.mark.parametrize("stop_at", WRITE_STEPS)
 def test_killed_local_transaction_is_known_for_what_it_was(
-    record: TransactionRecord, user_database: UserDatabase, stop_at: str
+    record: TransactionRecord, user_database: UserDatabase, stop_at: str, tmp_path: Path
 ) -> None:
     """Killed before its commit: ROLLBACK, for ever. After: COMMIT. While it lives and holds the key: UNKNOWN."""
-    process = start("write", user_database, stop_at)
+    process = start("write", user_database, stop_at, tmp_path)
     try:
         if stop_at == "written":
             assert ask(record, user_database.engine(), stop_at) == [Resolution.UNKNOWN]
@@ -58,10 +57,10 @@ def test_killed_local_transaction_is_known_for_what_it_was(
 
 @pytest.mark.parametrize("stop_at", CHECK_STEPS)
 def test_killed_check_leaves_no_half_answer(
-    record: TransactionRecord, user_database: UserDatabase, stop_at: str
+    record: TransactionRecord, user_database: UserDatabase, stop_at: str, tmp_path: Path
 ) -> None:
     """Killed before its bar has committed, it has decided nothing: the local transaction may go on. After: barred."""
-    process = start("check", user_database, stop_at)
+    process = start("check", user_database, stop_at, tmp_path)
     kill(process)
     engine = user_database.engine()
     with orm.Session(engine) as session:
@@ -77,9 +76,11 @@ def test_killed_check_leaves_no_half_answer(
 
 
 @pytest.mark.parametrize("user_database", ["postgresql", "mariadb"], indirect=True)
-def test_frozen_check_holds_up_nobody_for_long(record: TransactionRecord, user_database: UserDatabase) -> None:
+def test_frozen_check_holds_up_nobody_for_long(
+    record: TransactionRecord, user_database: UserDatabase, tmp_path: Path
+) -> None:
     """Stopped between its bar and the commit, it is thrown out by the server; the local transaction goes on."""
-    process = start("check", user_database, "barred")
+    process = start("check", user_database, "barred", tmp_path)
     try:
         process.send_signal(signal.SIGSTOP)
         with orm.Session(user_database.engine()) as session:

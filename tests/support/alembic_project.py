@@ -1,11 +1,9 @@
 """A user's own project with Alembic: its models, its env.py, its history; the real command in processes of its own."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.support.source_tree import ROOT
+from tests.support.process_pool import shared_pool
 
 _MODELS = """
 import sqlalchemy as sa
@@ -51,10 +49,7 @@ class AlembicProject:
 
     def run(self, *arguments: str) -> str:
         """What `alembic` writes to standard output. Raises AssertionError with all it says if it fails."""
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-W", "error", "-m", "alembic", *arguments]
-        run = subprocess.run(
-            command, cwd=self._folder, env=environment, capture_output=True, text=True, timeout=60, check=False
-        )
+        environment = {**os.environ, "PYTHONWARNINGS": "error"}
+        run = shared_pool().run(["alembic", *arguments], environment, self._folder, 60)
         assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-3000:]
         return run.stdout

@@ -28,8 +28,10 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from api.web.guard import MARK
 from bridge.broker.ports import choose_free_port
+from tests.support.process_pool import Child, shared_pool
 
 READY_SECONDS = 60.0
+_COMMAND_S = 120.0
 _LATER_SETTINGS = {  # which the release before does not know
     "OUTBOX_BRIDGE_INSECURE_NO_AUTH": "true",
     "OUTBOX_BRIDGE_CALLBACKS__PROVE_OWNERSHIP": "none",  # endpoints of examples answer nobody
@@ -126,7 +128,7 @@ def create_topics(
 class BridgeProcess:
     """One running `outbox-bridge serve`."""
 
-    def __init__(self, popen: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
+    def __init__(self, popen: "subprocess.Popen[bytes] | Child", port: int, log: Path) -> None:
         self.popen = popen
         self.port = port
         self.log = log
@@ -243,7 +245,7 @@ class Bridge:
     def environment(self, **extra: str) -> dict[str, str]:
         """The environment of this bridge's processes."""
         kafka = json.dumps({"bootstrap.servers": self.kafka})
-        later = _LATER_SETTINGS if self.python == sys.executable else {}
+        later = _LATER_SETTINGS if self._is_this_release else {}
         return {
             **os.environ,
             "OUTBOX_BRIDGE_KAFKA": kafka,
@@ -270,15 +272,21 @@ class Bridge:
         return done.stdout + done.stderr
 
     def _run(self, arguments: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+        if self._is_this_release:
+            return shared_pool().run(["api", *arguments], self.environment(), self.directory, _COMMAND_S)
         return subprocess.run(
             [self.python, "-m", "api", *arguments],
             env=self.environment(),
             cwd=self.directory,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=_COMMAND_S,
             check=False,
         )
+
+    @property
+    def _is_this_release(self) -> bool:
+        return self.python == sys.executable
 
     def start(
         self,
@@ -293,17 +301,21 @@ class Bridge:
         """A process that may not be ready yet.
 
         `module`: what is run, with the arguments of `api`. `kafka`: another way to the same cluster, a proxy; `port`:
-        that of a process that has ended, whose log goes on. `is_shielded`: from Ctrl-C in the terminal.
+        that of a process that has ended, whose log goes on. `is_shielded`: from Ctrl-C in the terminal, by a group of
+        its own.
         """
         port = port or choose_free_port()
         log = self.directory / f"{roles.replace(',', '-')}-{port}.log"
         environment = self.environment(**extra)
         if kafka is not None:
             environment["OUTBOX_BRIDGE_KAFKA"] = json.dumps({"bootstrap.servers": kafka})
-        command = [self.python, "-m", module, "serve", "--roles", roles, "--port", str(port)]
+        arguments = ["serve", "--roles", roles, "--port", str(port)]
+        if self._is_this_release and module == "api":
+            child = shared_pool().start(["api", *arguments], environment, self.directory, log, is_shielded=is_shielded)
+            return BridgeProcess(child, port, log)
         with log.open("ab") as output:
             popen = subprocess.Popen(
-                command,
+                [self.python, "-m", module, *arguments],
                 env=environment,
                 cwd=self.directory,
                 stdout=output,

@@ -3,14 +3,29 @@
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from bridge.broker.dev_broker import DevBroker
-from bridge.broker.ports import JarsUnavailable, JavaMissing
+from bridge.broker.jars import fetch_jars
+from bridge.broker.ports import FileLock, JarsUnavailable, JavaMissing, find_java
+from bridge.broker.start_cache import StartCache
 
 BrokerFactory = Callable[..., DevBroker]
+_PEACE_S = 120.0
+
+
+@cache
+def _keep_classes() -> None:
+    """All others start in half the time with what this one leaves when it ends; done once on a machine."""
+    jars = fetch_jars()
+    with FileLock(jars.with_name("tests.lock")), tempfile.TemporaryDirectory(prefix="outbox-bridge-kafka-") as folder:
+        if not StartCache(jars, find_java()).classes.exists():
+            broker = DevBroker(Path(folder), port=None)
+            broker.start()
+            broker.stop(_PEACE_S)
 
 
 @contextmanager
@@ -24,6 +39,7 @@ def running_broker(
     with tempfile.TemporaryDirectory(prefix="outbox-bridge-kafka-", ignore_cleanup_errors=True) as folder:
         broker = DevBroker(Path(folder), port=None, heap_mb=heap_mb, is_long_lived=is_long_lived, settings=settings)
         try:
+            _keep_classes()
             broker.start()
         except (JavaMissing, JarsUnavailable) as missing:
             pytest.skip(f"no Kafka: {missing}. {missing.remedy}")

@@ -14,6 +14,8 @@ from typing import Any
 
 import psutil
 
+from tests.support.process_pool import shared_pool
+
 DEADLINE_S = 90.0
 
 
@@ -28,16 +30,7 @@ def run_command(
     *arguments: str, folder: Path, settings: Mapping[str, str] | None = None, timeout_s: float = DEADLINE_S
 ) -> "subprocess.CompletedProcess[str]":
     """One command to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "api", *arguments],
-        cwd=folder,
-        env=environment(settings),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+    return shared_pool().run(["api", *arguments], environment(settings), folder, timeout_s)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import httpx2
 from confluent_kafka import Producer
@@ -112,8 +112,7 @@ class Stage:
         port = choose_free_port()
         log = self.bridge.directory / f"serve-{len(self._processes)}.log"
         child = self._spawn(["serve", "--port", str(port)], log, point, passing)
-        # the same members as a Popen has
-        process = BridgeProcess(cast("Any", child), port, log)
+        process = BridgeProcess(child, port, log)
         self._processes.append(process)
         return process
 
@@ -159,7 +158,7 @@ class Stage:
         extra = {} if point is None else {"OUTBOX_BRIDGE_FAULT": f"{point.name}:{passing}"}
         flags = [] if point is None else ["--allow-faults"]
         environment = self.bridge.environment(**extra)
-        return self.nursery.start([*arguments, *flags], environment, self.bridge.directory, log)
+        return self.nursery.start(["api", *arguments, *flags], environment, self.bridge.directory, log)
 
     def _close(self) -> None:
         for process in self._processes:

@@ -252,7 +252,7 @@ class BridgeSystem:
 
     def repair_discards(self) -> None:
         log = self._world.settler.log
-        wait_until(lambda: "MSG_SIZE_TOO_LARGE" in log.read_text(), _PATIENCE_S, "a refused discard")
+        wait_until(lambda: "not_copied" in log.read_text(), _PATIENCE_S, "a refused discard")
         self._limit_parked(str(16 * 1024 * 1024))
 
     def wait_until(self, what: Callable[[], bool]) -> bool:

@@ -1,23 +1,31 @@
-"""Processes of the command line that start at once: forked from one that has imported everything and done nothing.
+"""Processes of Python that start at once: forked from one that has imported everything and done nothing.
 
 Imports are most of what a process of the bridge costs to start, seconds of processor time. A child has the
-arguments, environment, folder and output that it was given and runs what `python -m api` runs; it is killed,
-and ends, like any other.
+arguments, environment, folder and output that it was given and runs what `python -m` runs; it is killed, and ends,
+like any other.
 
-with Nursery() as nursery:
-    child = nursery.start(["serve", "--port", "0"], environment, folder, log)
+with ProcessPool() as pool:
+    child = pool.start(["api", "serve", "--port", "0"], environment, folder, log)
     assert child.wait(30) == 0
+
+`shared_pool()` is one for the whole run of tests.
 """
 
+import atexit
 import contextlib
+import functools
 import gc
 import json
 import os
+import runpy
 import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
+import traceback
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -25,13 +33,20 @@ from typing import Any, Self
 
 from tests.support.source_tree import ROOT
 
-_MODULES = ("api.cli.main", "api.process", "api.migration", "bridge.sql.engine", "uvloop", "rich.progress")
+_MOST_OPEN = 64
+_MODULES = (
+    "alembic.config", "api.cli.main", "api.migration", "api.process", "bridge.sql.engine", "encodings.idna",
+    "mako.template", "outbox.ddl", "psycopg", "rich.progress", "sqlalchemy.dialects.postgresql.psycopg",
+    "sqlalchemy.dialects.sqlite.pysqlite", "sqlalchemy.ext.compiler", "tests.support.settler_world", "typer._adapters",
+    "uvicorn.lifespan.off", "uvloop",
+)  # fmt: skip
 
 
 class Child:
     """What `subprocess.Popen` offers of a process, as far as tests need it."""
 
-    def __init__(self) -> None:
+    def __init__(self, args: Sequence[str]) -> None:
+        self.args = args
         self.pid = 0
         self.returncode: int | None = None
         self.started = threading.Event()
@@ -86,19 +101,51 @@ class ProcessPool:
         assert self._process.stdout is not None
         self._process.stdout.close()
 
-    def start(self, arguments: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path) -> Child:
-        """`python -m api` with these arguments; its output goes to `log`."""
-        child = Child()
-        log.touch()  # whoever reads it need not wait for the child
-        wish = {"arguments": list(arguments), "environment": dict(environment), "folder": str(folder), "log": str(log)}
+    def start(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        folder: Path,
+        log: Path,
+        errors: Path | None = None,
+        *,
+        is_shielded: bool = False,
+    ) -> Child:
+        """What follows `python -m`; its output goes to the end of `log`, its errors to that of `errors`.
+
+        `is_shielded`: from Ctrl-C in the terminal, by a group of its own.
+        """
+        child = Child([sys.executable, "-m", *command])
+        for path in (log, errors or log):
+            path.touch()  # whoever reads it need not wait for the child
+        wish = {
+            "command": list(command),
+            "environment": dict(environment),
+            "folder": str(folder),
+            "outputs": [str(log), str(errors or log)],
+            "is_shielded": is_shielded,
+        }
         assert self._process.stdin is not None
         with self._lock:
             tag = len(self._children)
             self._children[tag] = child
             self._process.stdin.write(json.dumps({"tag": tag, **wish}) + "\n")
             self._process.stdin.flush()
-        assert child.started.wait(240), "the nursery does not answer"  # at first it imports
+        assert child.started.wait(240), "the forking process does not answer"  # at first it imports
         return child
+
+    def run(
+        self, command: Sequence[str], environment: Mapping[str, str], folder: Path, timeout_s: float
+    ) -> "subprocess.CompletedProcess[str]":
+        """The same to its end. Raises subprocess.TimeoutExpired, and has killed it then."""
+        with tempfile.TemporaryDirectory() as told:
+            out, errors = Path(told, "out"), Path(told, "errors")
+            child = self.start(command, environment, folder, out, errors)
+            try:
+                code = child.wait(timeout_s)
+            finally:
+                child.kill()
+            return subprocess.CompletedProcess(list(command), code, out.read_text(), errors.read_text())
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
@@ -113,6 +160,14 @@ class ProcessPool:
                 child.started.set()
 
 
+@functools.cache
+def shared_pool() -> ProcessPool:
+    """Started when it is asked for first, ended with this process."""
+    pool = ProcessPool()
+    atexit.register(pool.__exit__, None, None, None)
+    return pool.__enter__()
+
+
 # --- in the forking process ---
 
 
@@ -120,20 +175,37 @@ def _run_child(wish: dict[str, Any]) -> None:
     """Becomes the process that was wished for. Does not return."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    output = os.open(wish["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (output, 1), (output, 2)):
+    os.closerange(3, _MOST_OPEN)  # what the forking process listens to
+    outputs = [os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) for path in wish["outputs"]]
+    for source, target in zip((os.open(os.devnull, os.O_RDONLY), *outputs), (0, 1, 2), strict=True):
         os.dup2(source, target)
+    os.closerange(3, _MOST_OPEN)
+    if wish["is_shielded"]:
+        os.setpgid(0, 0)
     os.chdir(wish["folder"])
     os.environ.clear()
     os.environ.update(wish["environment"])
-    sys.argv = ["outbox-bridge", *wish["arguments"]]
-    from api.cli.main import run  # noqa: PLC0415 - imported long ago; the test's own process needs none of it
-
-    code = run()
+    sys.path[0] = wish["folder"]
+    sys.path.append(str(ROOT))
+    if os.environ.get("PYTHONWARNINGS") == "error":  # which is read at the start of a process
+        warnings.simplefilter("error")
+    code = _run(*wish["command"])
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _run(module: str, *arguments: str) -> int:
+    """The module as a program; its exit code."""
+    sys.argv = [module, *arguments]
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001 - as Python ends a program
+        traceback.print_exc()
+        return 1
+    return 0
 
 
 def _reap(tags: dict[int, int]) -> None:

@@ -1,7 +1,6 @@
 """A stage for windows that random kills do not find: an owner behind the proxy, a successor beside it, one queue."""
 
-import subprocess
-import sys
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,7 +12,7 @@ import httpx2
 from tests.support.bridge_process import Bridge, BridgeProcess, create_topics, read_committed, wait_until
 from tests.support.cluster_acts import count_members, read_states
 from tests.support.kafka_proxy import END_TXN, PRODUCE, Gate, KafkaProxy, ProxiedBroker
-from tests.support.source_tree import ROOT
+from tests.support.process_pool import shared_pool
 
 TAKE_OVER_S = 40.0
 
@@ -76,11 +75,10 @@ class Stage:
 
     def _start(self, name: str, bootstrap: str) -> BridgeProcess:
         module, bridge = "tests.support.settler_process", self.bridge
-        command = [sys.executable, "-m", module, bootstrap, bridge.prefix, "1", bridge.database_url]
+        command = [module, bootstrap, bridge.prefix, "1", bridge.database_url]
         log = self.bridge.directory / f"{self.topic}-{name}.log"
-        with log.open("wb") as output:
-            popen = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
-        return self._stack.enter_context(BridgeProcess(popen, 0, log))
+        child = shared_pool().start(command, os.environ, bridge.directory, log)
+        return self._stack.enter_context(BridgeProcess(child, 0, log))
 
     def prepare(self, value: str) -> str:
         """A transaction with one message."""

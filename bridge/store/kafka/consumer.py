@@ -301,9 +301,9 @@ class _Follower:
         self._consumer = None
 
     def _read(self, consumer: Consumer, max_count: int, max_wait_ms: int) -> GetResult:
-        give_up_at = time.monotonic() + max_wait_ms / 1000
+        give_up_at, began = time.monotonic() + max_wait_ms / 1000, self._position
         messages: list[StoredMessage] = []
-        while not messages:
+        while not messages and self._position == began:  # who reads to an end that markers hold need not wait there
             self._raise_failure()
             left_s = give_up_at - time.monotonic()
             first = consumer.poll(min(max(left_s, 0), POLL_S))
