@@ -56,7 +56,9 @@ def batch_body(
     return f'{{"transactions":[{",".join(prepares)}]}}'.encode()
 
 
-async def load_mixed(ports: Sequence[int], bodies: Sequence[bytes], connections: int, seconds: float) -> Load:
+async def load_mixed(
+    ports: Sequence[int], bodies: Sequence[bytes], connections: int, seconds: float, key: str | None = None
+) -> Load:
     """Prepares what the bodies say, one after the other, and commits it, on each connection, for `seconds`."""
     turns = count()
 
@@ -71,10 +73,12 @@ async def load_mixed(ports: Sequence[int], bodies: Sequence[bytes], connections:
             _checked(result, 200, 202)  # 202: recorded, and must be found in the end
         return len(ids), latency
 
-    return await _run(ports, connections, seconds, step)
+    return await _run([(port, key) for port in ports], connections, seconds, step)
 
 
-async def load_singles(ports: Sequence[int], topic: str, connections: int, seconds: float, bytes_: int = 300) -> Load:
+async def load_singles(
+    ports: Sequence[int], topic: str, connections: int, seconds: float, bytes_: int = 300, key: str | None = None
+) -> Load:
     """Prepares one transaction, then commits it, on each connection, for `seconds`."""
     bodies = [prepare_body(topic, number, bytes_) for number in range(100)]
     turns = count()
@@ -85,7 +89,7 @@ async def load_singles(ports: Sequence[int], topic: str, connections: int, secon
         await connection.commit(prepared["transaction_id"])
         return 1, time.perf_counter() - started
 
-    return await _run(ports, connections, seconds, step)
+    return await _run([(port, key) for port in ports], connections, seconds, step)
 
 
 def _checked(result: dict[str, object], *expected: int) -> dict[str, object]:
@@ -95,9 +99,13 @@ def _checked(result: dict[str, object], *expected: int) -> dict[str, object]:
 
 
 async def _run(
-    ports: Sequence[int], connections: int, seconds: float, step: Callable[[Connection], Awaitable[tuple[int, float]]]
+    doors: Sequence[tuple[int, str | None]],
+    connections: int,
+    seconds: float,
+    step: Callable[[Connection], Awaitable[tuple[int, float]]],
 ) -> Load:
-    opened = [await Connection.open(ports[n % len(ports)]) for n in range(connections)]
+    """`doors`: ports, and the key for each."""
+    opened = [await Connection.open(*doors[n % len(doors)]) for n in range(connections)]
     latencies: list[float] = []
     started = time.perf_counter()
 

@@ -1,4 +1,4 @@
-"""One bridge for all tests of the public contract."""
+"""A bridge for the tests of the public contract."""
 
 from collections.abc import Iterator
 
@@ -7,8 +7,8 @@ import pytest
 from tests.support.running_service import RunningService, running_service
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def service(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
-    """Two API processes, a strict one and an engine, on SQLite."""
+    """Two API processes, a strict one and an engine, on SQLite. Not for longer: they cost processors while they rest."""
     with running_service(kafka, tmp_path_factory.mktemp("service")) as running:
         yield running

@@ -14,9 +14,9 @@ from tests.support.socket_bridge import SocketBridge, socket_bridge
 _NUMBERS = count()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def bridge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SocketBridge]:
-    """One for all tests: make groups of your own."""
+    """One for all tests of a file: make groups of your own."""
     with socket_bridge(tmp_path_factory.mktemp("bridge"), {"orders": 3, "line": 1}) as running:
         yield running
 
