@@ -9,6 +9,6 @@ from tests.support.running_service import RunningService, running_service
 
 @pytest.fixture(scope="module")
 def service(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
-    """Two API processes, a strict one and an engine, on SQLite. Not for longer: they cost processors while they rest."""
+    """Two API processes, a strict one and an engine, on SQLite. Not for longer: resting, they cost processors too."""
     with running_service(kafka, tmp_path_factory.mktemp("service")) as running:
         yield running
