@@ -8,9 +8,9 @@ import argparse
 import asyncio
 import os
 import statistics
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.load import Load, batch_body, load_mixed, load_singles
 from benchmarks.outcome import tell
@@ -26,7 +26,7 @@ from bridge.sql.engine import Database
 _BATCH_CONNECTIONS, _SINGLE_CONNECTIONS = 8, 64
 _PARTS = ("api", "settler", "projector")
 
-Loading = Callable[["Door", float], Awaitable[Load]]
+Loading = Callable[["Door", float], Coroutine[Any, Any, Load]]
 
 
 class Door(NamedTuple):
