@@ -132,7 +132,7 @@ def test_each_alert_fires_where_it_is_caused(kafka: str, tmp_path: Path) -> None
         )  # fmt: skip
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_alerts_of_what_leaves_the_bridge_fire_where_they_are_caused(kafka: str, tmp_path: Path) -> None:
     """A canary without its topic, and a receiver of webhooks that is not there; neither, once both are."""
     find_promtool()

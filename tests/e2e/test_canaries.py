@@ -70,7 +70,7 @@ class Stage:
     def command(self, *words: str, **settings: str) -> None:
         """Its output, kept, however it ends."""
         given = {**self.bridge.environment(), "OUTBOX_BRIDGE_KEY": self.admin, "OUTBOX_BRIDGE_URL": self.process.url}
-        done = run_command(*words, folder=self.bridge.directory, settings={**given, **settings}, timeout_s=240)
+        done = run_command(*words, folder=self.bridge.directory, settings={**given, **settings}, timeout_s=540)
         where = f"outbox-bridge {' '.join(words)} {len(self.told)}"
         self.told[where] = f"{done.returncode} {done.stdout} {done.stderr}"
 

@@ -40,7 +40,7 @@ def documented_receiver(folder: Path, port: int) -> Iterator[Path]:
         popen.wait()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_parked_transaction_is_told_although_the_process_that_tells_is_killed(kafka: str, tmp_path: Path) -> None:
     """The receiver of the documentation is away at first, and hears it from the other process, once."""
     port = choose_free_port()

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from api.cli.reports import driver_jars
 from spark.session import start_session
 
-_PATIENCE_S = 300
+_PATIENCE_S = 900
 # runs in one session repeat their plans: a hundred classes, as many as Spark keeps, are those of one run
 _MANY_RUNS = "--conf spark.sql.codegen.cache.maxEntries=3000 pyspark-shell"
 # py4j leaves its sockets to the garbage collector, which complains in whatever test it happens to run

@@ -30,15 +30,15 @@ from api.web.guard import MARK
 from bridge.broker.ports import choose_free_port
 from tests.support.process_pool import Child, shared_pool
 
-READY_SECONDS = 60.0
-_COMMAND_S = 120.0
+READY_SECONDS = 180.0
+_COMMAND_S = 240.0
 _LATER_SETTINGS = {  # which the release before does not know
     "OUTBOX_BRIDGE_INSECURE_NO_AUTH": "true",
     "OUTBOX_BRIDGE_CALLBACKS__PROVE_OWNERSHIP": "none",  # endpoints of examples answer nobody
 }
 
 
-def wait_until(what: Callable[[], Any], seconds: float = 60.0, name: str = "condition") -> Any:
+def wait_until(what: Callable[[], Any], seconds: float = 150.0, name: str = "condition") -> Any:
     """The first true value of `what`, asked often; fails after `seconds`."""
     end = time.monotonic() + seconds
     while True:

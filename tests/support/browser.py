@@ -15,7 +15,7 @@ import pytest
 from websockets.sync.client import ClientConnection, connect
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
-_ANSWER_S = 30.0
+_ANSWER_S = 120.0
 _FLAGS = (
     "--headless",
     "--no-sandbox",  # the tests may run as root

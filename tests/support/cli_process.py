@@ -16,7 +16,7 @@ import psutil
 
 from tests.support.process_pool import shared_pool
 
-DEADLINE_S = 90.0
+DEADLINE_S = 240.0
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:

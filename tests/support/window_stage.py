@@ -14,7 +14,7 @@ from tests.support.cluster_acts import count_members, read_states
 from tests.support.kafka_proxy import END_TXN, PRODUCE, Gate, KafkaProxy, ProxiedBroker
 from tests.support.process_pool import shared_pool
 
-TAKE_OVER_S = 40.0
+TAKE_OVER_S = 120.0
 
 
 class Committing:
