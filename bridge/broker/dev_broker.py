@@ -201,10 +201,7 @@ class DevBroker:
         layout = self._lay_out()
         if not self._format(layout, command) and layout.is_unclean:
             self._fence(layout, command)
-        assert self._cache is not None
-        java, *rest = command
-        command = (java, *self._cache.make_options(layout.folder), *rest)
-        self._run(layout, command, make_properties(layout, layout.log_folder))
+        self._run(layout, command, make_properties(layout, layout.log_folder), layout.folder)
         self._await_line(STARTED_LINE)
 
     def _lay_out(self) -> BrokerLayout:
@@ -240,15 +237,19 @@ class DevBroker:
         registers. A marker of a Kafka transaction that falls into that moment is never written, its partitions
         cannot be read any further (KAFKA-20734: no leader is taken for a deleted topic).
         """
-        assert self._cache is not None
-        java, *rest = command
-        self._run(layout, (java, *self._cache.make_options(None), *rest), make_controller_properties(layout))
+        self._run(layout, command, make_controller_properties(layout), None)
         self._await_line(STARTED_LINE)
         with contextlib.suppress(BrokerFailed):  # it may have been fenced before it died
             self._await_line(FENCED_LINE, _FENCE_TIMEOUT_S)
         self._end_process()
 
-    def _run(self, layout: BrokerLayout, command: tuple[str, ...], properties: str) -> None:
+    def _run(
+        self, layout: BrokerLayout, command: tuple[str, ...], properties: str, classes_folder: Path | None
+    ) -> None:
+        """`classes_folder`: where it may leave its classes when it ends."""
+        assert self._cache is not None
+        java, *rest = command
+        command = (java, *self._cache.make_options(classes_folder), *rest)
         layout.properties_file.write_text(properties)
         if layout.output_file.exists() and layout.output_file.stat().st_size > _MAX_OUTPUT_BYTES:
             layout.output_file.replace(layout.output_file.with_suffix(".log.1"))

@@ -58,13 +58,18 @@ async def test_reader_wakes_for_a_new_message(world: ContractWorld) -> None:
     assert (got.next_begin_offset, got.max_offset) == (1, 1)
 
 
-async def test_reader_moves_over_markers(world: ContractWorld) -> None:
-    """Where only markers and aborted records are left, the position still reaches the end."""
+async def open_before_markers(world: ContractWorld) -> QueueReader:
+    """At the beginning of a queue that holds an aborted record and its marker alone."""
     queue = await make_queue(world)
     aborted = await world.begin(fresh_name("foreign"), [to(queue, b"never")])
     await aborted.end(is_commit=False)
     await until_stable(world, queue)
-    reader = world.process.owners.open_reader(queue, 0)
+    return world.process.owners.open_reader(queue, 0)
+
+
+async def test_reader_moves_over_markers(world: ContractWorld) -> None:
+    """Where only markers and aborted records are left, the position still reaches the end."""
+    reader = await open_before_markers(world)
     async with asyncio.timeout(DEADLINE_S):
         while (got := await reader.get(10, 100)).next_begin_offset < 2:
             assert got.status is GetStatus.NO_NEW_MSG
@@ -74,11 +79,7 @@ async def test_reader_moves_over_markers(world: ContractWorld) -> None:
 
 async def test_reader_that_has_passed_markers_waits_for_nothing_more(world: ContractWorld) -> None:
     """Whoever reads up to a known end, as each owner does at its beginning, is there as soon as it is passed."""
-    queue = await make_queue(world)
-    aborted = await world.begin(fresh_name("foreign"), [to(queue, b"never")])
-    await aborted.end(is_commit=False)
-    await until_stable(world, queue)
-    reader = world.process.owners.open_reader(queue, 0)
+    reader = await open_before_markers(world)
     async with asyncio.timeout(DEADLINE_S):
         got = await reader.get(10, 4 * DEADLINE_S * 1_000)
     await reader.close()
