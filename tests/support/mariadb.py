@@ -28,12 +28,13 @@ class MariaServer:
         self._folder = Path(tempfile.mkdtemp(prefix="mdb-"))
         self.socket = self._folder / "socket"
         self._numbers = itertools.count()
-        shared = ("--no-defaults", f"--datadir={self._folder / 'data'}", "--user=root")
-        subprocess.run(
-            (_INSTALL, *shared, "--auth-root-authentication-method=normal", "--skip-test-db"),
-            check=True,
-            capture_output=True,
-        )
+        # (A server that starts removes other servers' temporary tables from a folder that they share.)
+        temporary = self._folder / "tmp"
+        temporary.mkdir()
+        shared = ("--no-defaults", f"--datadir={self._folder / 'data'}", f"--tmpdir={temporary}", "--user=root")
+        command = (_INSTALL, *shared, "--auth-root-authentication-method=normal", "--skip-test-db")
+        made = subprocess.run(command, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        assert made.returncode == 0, made.stdout
         durable = "--innodb-flush-log-at-trx-commit=" + ("1" if is_durable else "0")
         self._command = (_SERVER, *shared, f"--socket={self.socket}", *_OPTIONS, durable)
         self.start()
