@@ -55,7 +55,9 @@ class Rights:
         self.grants = tuple(sorted(set(grants)))
         self._by_verb = {verb: [grant for grant in self.grants if grant.verb is verb] for verb in Verb}
         self._only_groups = {verb: _find_only(grants) for verb, grants in self._by_verb.items()}
-        self._known: dict[tuple[Verb, str, str], bool] = {}
+        # by verb, group and topic: each prepare asks, and no tuple is made for it
+        self._known: dict[Verb, dict[str, dict[str, bool]]] = {verb: {} for verb in Verb}
+        self._known_count = 0
         self._everywhere = frozenset(
             grant.verb
             for grant in self.grants
@@ -66,17 +68,21 @@ class Rights:
         """Whether it is allowed for this group, and with this topic if there is one."""
         if verb in self._everywhere:
             return True
-        asked = verb, group, topic
-        known = self._known.get(asked)
-        if known is None:
-            known = any(
-                matches(grant.groups, group) and (not topic or matches(grant.topics, topic))
-                for grant in self._by_verb[verb]
-            )
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            self._known[asked] = known
-        return known
+        try:
+            return self._known[verb][group][topic]
+        except KeyError:
+            return self._learn(verb, group, topic)
+
+    def _learn(self, verb: Verb, group: str, topic: str) -> bool:
+        if self._known_count >= _MOST_KNOWN:
+            self._known, self._known_count = {verb: {} for verb in Verb}, 0
+        allowed = any(
+            matches(grant.groups, group) and (not topic or matches(grant.topics, topic))
+            for grant in self._by_verb[verb]
+        )
+        self._known[verb].setdefault(group, {})[topic] = allowed
+        self._known_count += 1
+        return allowed
 
     def may_somewhere(self, verb: Verb) -> bool:
         """Whether it is allowed for any group at all."""

@@ -32,6 +32,7 @@ _FIRST_ADMIN = "admin"
 _MOST_CALLERS = 10_000
 _NOTE_USES_MS = 60_000
 _TOKEN, _CERTIFICATE, _DOTS = "jwt", "cert", 2
+_NO_KEYS = frozenset({_TOKEN, _CERTIFICATE})
 _NOTHING = Rights(())
 
 
@@ -122,7 +123,7 @@ class AccessService:
 
     def note_use(self, caller: Caller) -> None:
         """A call of this caller was let in."""
-        if caller.key_id not in {None, _TOKEN, _CERTIFICATE}:
+        if caller.key_id is not None and caller.key_id not in _NO_KEYS:
             self._used[caller.key_id] = self._clock.now_ms()
 
     def _compare(self, key: str) -> Caller | None:

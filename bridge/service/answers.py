@@ -1,5 +1,6 @@
 """What callers may do, and what they get: views of op messages, refusals. Pure."""
 
+from collections.abc import Iterable
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -20,7 +21,8 @@ FINAL = frozenset({TransactionState.COMMITTED, TransactionState.ROLLED_BACK})
 # Python finds a member of an enum, and its hash, only slowly.
 _COMMITTED, _ROLLED_BACK = TransactionState.COMMITTED, TransactionState.ROLLED_BACK
 _COMMIT, _UNKNOWN = Resolution.COMMIT, Resolution.UNKNOWN
-_PUT_OK = PutStatus.PUT_OK
+_BY_PRODUCER, _PREPARE, _DECIDE = Source.PRODUCER, Verb.PREPARE, Verb.DECIDE
+_PUT_OK, _OTHER_GROUP = PutStatus.PUT_OK, RefusalCode.PRODUCER_GROUP_MISMATCH
 
 
 def refuse_put(result: PutResult, transaction_id: str) -> Refused | None:
@@ -120,18 +122,30 @@ _ANY_GROUP = "for any producer group"
 
 def refuse_prepare(rights: Rights, call: PrepareCall) -> Refused | None:
     """Why this may not be prepared, whatever else is said of it."""
+    may, group = rights.may, call.group
     for message in call.messages:
-        if not rights.may(Verb.PREPARE, call.group, message.topic):
-            return refuse_right(Verb.PREPARE, f"for producer group {call.group} and topic {message.topic}")
+        if not may(_PREPARE, group, message.topic):
+            return refuse_right(_PREPARE, f"for producer group {group} and topic {message.topic}")
     return None
 
 
 T = TypeVar("T")
 
 
+def scope_ends(rights: Rights, calls: Iterable[EndCall]) -> list[EndCall | Refused]:
+    """Each as `scope_end` has it."""
+    only = rights.find_only_group(_DECIDE)
+    return [
+        replace(call, group=only)
+        if only is not None and call.group is None and call.source is _BY_PRODUCER
+        else scope_end(rights, call)
+        for call in calls
+    ]
+
+
 def scope_end(rights: Rights, call: EndCall) -> EndCall | Refused:
     """The end in the name of a group that the caller may decide for. For him there are no transactions of others."""
-    verb = Verb.CHECK if call.source is Source.CHECK else Verb.DECIDE
+    verb = Verb.CHECK if call.source is Source.CHECK else _DECIDE
     if call.group is None:
         only = rights.find_only_group(verb)
         return replace(call, group=only) if only is not None else _refuse_unscoped(rights, verb) or call
@@ -152,7 +166,7 @@ def _refuse_unscoped(rights: Rights, verb: Verb) -> Refused | None:
 
 def hide_others(rights: Rights, answer: T) -> T | Refused:
     """The answer to an end, to somebody who must not learn that another group has such a transaction."""
-    if not isinstance(answer, Refused) or answer.code is not RefusalCode.PRODUCER_GROUP_MISMATCH:
+    if not isinstance(answer, Refused) or answer.code is not _OTHER_GROUP:
         return answer
     is_all_known = rights.may_everywhere(Verb.READ) or answer.transaction_id is None
     return answer if is_all_known else refuse_missing(answer.transaction_id or "")

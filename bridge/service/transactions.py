@@ -10,7 +10,7 @@ from bridge.core.grants import EVERYTHING, Rights, Verb
 from bridge.core.message import Message
 from bridge.core.record import Act, Resolution
 from bridge.core.transaction import TimelineEvent, TransactionState, TransactionView, queue_of
-from bridge.service.answers import hide_others, refuse_missing, refuse_unavailable, refuse_view, scope_end
+from bridge.service.answers import hide_others, refuse_missing, refuse_unavailable, refuse_view, scope_end, scope_ends
 from bridge.service.contract import Accepted, EndCall, PrepareCall, Prepared, Refused, Wait
 from bridge.service.end import Ender
 from bridge.service.journal import Deadline
@@ -96,10 +96,13 @@ class TransactionService:
         end = self._ender.settle if wait is Wait.SETTLED else self._ender.append
         if rights is EVERYTHING:
             return await end(calls, self._deadline(wait_ms))
-        scoped = [scope_end(rights, call) for call in calls]
-        made = await end([call for call in scoped if isinstance(call, EndCall)], self._deadline(wait_ms))
+        scoped = scope_ends(rights, calls)
+        allowed = [call for call in scoped if isinstance(call, EndCall)]
+        made = [hide_others(rights, answer) for answer in await end(allowed, self._deadline(wait_ms))]
+        if len(allowed) == len(scoped):
+            return made
         answers = iter(made)
-        return [hide_others(rights, next(answers)) if isinstance(call, EndCall) else call for call in scoped]
+        return [next(answers) if isinstance(call, EndCall) else call for call in scoped]
 
     async def get(self, transaction_id: str, rights: Rights = EVERYTHING) -> TransactionView | Refused:
         """The transaction as of now: sees every write acknowledged before the call."""

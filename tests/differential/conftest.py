@@ -8,11 +8,10 @@ import pytest_asyncio
 
 from tests.differential.comparison import Comparison
 from tests.differential.worlds import KafkaDifferentialWorld
-from tests.support.broker import running_broker
+from tests.support.broker import PATIENT, running_broker
 
 SEEDS = int(os.environ.get("SEEDS", "250"))
 SEEDS_A_TEST = 50
-PATIENT = {"broker.session.timeout.ms": "30000"}  # on a busy machine 2 s of silence are no death
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -19,7 +19,7 @@ from tests.support.faulty_front import Exchange, Fault, let_through
 from tests.support.source_tree import ROOT
 
 EXAMPLES = ROOT / "examples"
-_TIMEOUT_S = 110
+_TIMEOUT_S = 400  # the first build of Go compiles its library
 _OLDEST_SQLALCHEMY = "2.0.43"
 
 

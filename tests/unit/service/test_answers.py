@@ -1,8 +1,13 @@
 """Refusals that are the same wherever they are given."""
 
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.core.grants import Grant, Rights, Verb
+from bridge.core.record import Resolution, Source
 from bridge.core.transaction import TransactionState, TransactionView
-from bridge.service.answers import refuse_given_up, refuse_missing, refuse_put
-from bridge.service.contract import Outcome, RefusalCode, Refused
+from bridge.service.answers import refuse_given_up, refuse_missing, refuse_put, scope_end, scope_ends
+from bridge.service.contract import EndCall, Outcome, RefusalCode, Refused
 from bridge.store.message_store import PutResult, PutStatus, Refusal
 
 ID = "0" * 28
@@ -33,3 +38,21 @@ def test_put_into_a_halted_queue_says_why_and_of_which() -> None:
     halted = PutResult(PutStatus.REFUSED, refusal=Refusal.HALTED, detail="the log was lost")
     expected = Refused(RefusalCode.UNAVAILABLE, "the log was lost", transaction_id=ID, retry_after_s=10)
     assert refuse_put(halted, ID) == expected
+
+
+_NAMES = st.sampled_from(["shop", "store"])
+_GRANTS = st.lists(st.builds(Grant, st.sampled_from(Verb), _NAMES | st.sampled_from(["s*", "*"])), max_size=4)
+_ENDS = st.builds(EndCall, st.just(ID), st.just(Resolution.COMMIT), st.none() | _NAMES, st.sampled_from(Source))
+
+
+@given(_GRANTS, st.lists(_ENDS, max_size=5))
+def test_ends_of_a_batch_are_scoped_as_single_ones(grants: list[Grant], ends: list[EndCall]) -> None:
+    """In the name of a group for which the caller may decide, or refused."""
+    rights = Rights(grants)
+    scoped = scope_ends(rights, ends)
+    assert scoped == [scope_end(rights, end) for end in ends]
+    for asked, found in zip(ends, scoped, strict=True):
+        verb = Verb.CHECK if asked.source is Source.CHECK else Verb.DECIDE
+        if isinstance(found, EndCall) and not rights.may_everywhere(verb):
+            assert found.group is not None
+            assert rights.may(verb, found.group)
