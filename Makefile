@@ -45,7 +45,7 @@ crash-points: $(INSTALLED) ## every crash point, each with a real kill of a real
 differential: $(INSTALLED) ## random programs on the in-memory log and on a real Kafka (SEEDS=3000 for more, SEED=7 for one)
 	$(BIN)/python -m pytest tests/differential $(TEST_ARGS)
 
-planted: $(INSTALLED) ## bugs planted in copies of the code: each must be found (PART=7 for a quarter of them, PART=8 for the next)
+planted: $(INSTALLED) ## bugs planted in copies of the code: each must be found (PART=7 for an eighth of them, PART=8 for the next)
 	$(BIN)/python -m tests.planted $(if $(PART),--part $(PART))
 
 mutation: $(MUTATOR) ## rules, codecs, checks and projected rows changed bit by bit, settler to topology by samples: a test must notice

@@ -183,7 +183,7 @@ class SecuritySettings(SettingSection):
 
 
 class QuotasSettings(SettingSection):
-    """What one principal may ask of one api process, and how much one producer group may leave pending."""
+    """What one principal may ask of one api process, and how much one producer group may leave undecided."""
 
     requests_per_second: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
     """Requests a principal may send to one process; no limit if empty."""
@@ -191,6 +191,8 @@ class QuotasSettings(SettingSection):
     """Bytes of bodies a principal may send to one process; no limit if empty."""
     pending_of_group: Annotated[int, Field(ge=1)] | None = None
     """Transactions that a producer group may have pending; no limit if empty."""
+    parked_of_group: Annotated[int, Field(ge=1)] | None = None
+    """Transactions that a producer group may have parked before it gets no new ones; no limit if empty."""
 
     @property
     def of_principal(self) -> QuotaConfig:

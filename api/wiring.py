@@ -83,8 +83,8 @@ class Embedding:
 SHARED = frozenset(
     {"auto_create_groups", "check_after_seconds", "transaction_id_header", "topics.prefix", "topics.queues",
      "topics.overridden",
-     "limits.message_bytes", "limits.pending_transactions", "quotas.pending_of_group", "callbacks.allow_networks",
-     "callbacks.prove_ownership", "settler.session_ms"}
+     "limits.message_bytes", "limits.pending_transactions", "quotas.pending_of_group", "quotas.parked_of_group",
+     "callbacks.allow_networks", "callbacks.prove_ownership", "settler.session_ms"}
 )  # fmt: skip
 """Settings in which the processes of a bridge must not differ: what one takes another would refuse."""
 _PROJECTOR_ALONE = Roles(api=False, settler=False, projector=True)
@@ -422,6 +422,7 @@ class _Process:
                 max_message_bytes=settings.limits.message_bytes,
                 max_pending=settings.limits.pending_transactions,
                 max_pending_of_group=settings.quotas.pending_of_group,
+                max_parked_of_group=settings.quotas.parked_of_group,
             ),
             TopicCacheConfig(has_id_header=settings.transaction_id_header),
             settler=SettlerConfig(

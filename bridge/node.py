@@ -342,7 +342,7 @@ class Node:
         positions = ProjectionPositions(database, clock)
         self.reads = CurrentReads(database, ends, positions, clock, limits.projection_wait_ms)
         self.destinations = TopicCache(backing.admin, clock, topics, self.kafka_time, config.destinations)
-        self.pending = PendingGauge(database, clock, limits.max_pending, limits.max_pending_of_group)
+        self.pending = PendingGauge(database, clock, limits)
         admission = Admission(
             self.destinations,
             self.directory,

@@ -5,6 +5,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
+from functools import partial
 from typing import NamedTuple
 
 import structlog
@@ -185,26 +186,24 @@ class RecentKeys:
 # --- what is refused at the door: before anything is written, and before the caller commits anything ---
 
 _is_key = re.compile(r"[\x20-\x7e]{1,200}").fullmatch
+_NO_LIMIT = 2**62
 
 
 class PendingGauge:
     """Read every few seconds; while it cannot be read the last number stands."""
 
-    def __init__(
-        self, database: Database, clock: Clock, most: int, most_of_group: int | None = None, interval_ms: int = 5_000
-    ) -> None:
+    def __init__(self, database: Database, clock: Clock, limits: Limits, interval_ms: int = 5_000) -> None:
         self._database = database
         self._clock = clock
-        self._most = most
-        self._most_of_group = most_of_group
+        self._limits = limits
         self._interval_ms = interval_ms
         self.count = 0
-        self.full_groups: frozenset[str] = frozenset()
+        self.full_groups: Mapping[str, Refused] = {}  # and why they get nothing new
 
     @property
     def is_full(self) -> bool:
         """Whether no more may be prepared."""
-        return self.count >= self._most
+        return self.count >= self._limits.max_pending
 
     async def run_forever(self) -> None:
         """Until cancelled."""
@@ -220,13 +219,23 @@ class PendingGauge:
     async def run_once(self) -> int:
         """Reads the number. Raises SqlUnavailable."""
         self.count = await self._database.read(count_pending)
-        if (most := self._most_of_group) is not None:
-            self.full_groups = await self._database.read(lambda connection: find_full_groups(connection, most))
+        pending, parked = self._limits.max_pending_of_group, self._limits.max_parked_of_group
+        if pending is not None or parked is not None:
+            find = partial(find_full_groups, most_pending=pending or _NO_LIMIT, most_parked=parked or _NO_LIMIT)
+            full = await self._database.read(find)
+            self.full_groups = {
+                group: _MANY_PARKED if is_parked else _MANY_PENDING for group, is_parked in full.items()
+            }
         return self.count
 
 
-_FULL_GROUP = Refused(
+_MANY_PENDING = Refused(
     RefusalCode.RATE_LIMITED, "the producer group has as many pending transactions as it may have", retry_after_s=5
+)
+_MANY_PARKED = Refused(
+    RefusalCode.RATE_LIMITED,
+    "the producer group has as many parked transactions as it may have: decide some (`outbox-bridge parked`)",
+    retry_after_s=60,
 )
 _SWITCHED_OFF = refuse_unavailable("an operator has switched off prepares of this producer group (`accept_prepares`)")
 _ALL_SWITCHED_OFF = refuse_unavailable("an operator has switched off prepares of all groups (`outbox-bridge resume`)")
@@ -325,7 +334,7 @@ class Admission:
         group = self.directory.get(name)
         if group is not None and not group.settings.accepts_prepares:
             return _SWITCHED_OFF
-        return _FULL_GROUP if name in self._pending.full_groups else None
+        return self._pending.full_groups.get(name)
 
     def _check_content(self, call: PrepareCall) -> Refused | None:
         return refuse_call(call, self.limits, is_known=self.directory.get(call.group) is not None)

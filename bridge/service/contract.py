@@ -22,6 +22,7 @@ class Limits:
     max_record_bytes: int = 8 * MIB + 64 * 1024  # of a journal record; the journal's max.message.bytes
     max_pending: int = 2_000_000
     max_pending_of_group: int | None = None
+    max_parked_of_group: int | None = None
     max_in_flight: int = 100_000  # records being appended
     max_text_chars: int = 1_000  # reasons, actors, keys that travel in properties
     projection_wait_ms: int = 2_000

@@ -223,10 +223,15 @@ def count_pending(conn: Connection) -> int:
     return int(conn.execute(sa.select(sa.func.coalesce(sa.func.sum(pending), 0))).scalar_one())
 
 
-def find_full_groups(conn: Connection, most: int) -> frozenset[str]:
-    """Groups that have so many PREPARED transactions, or more."""
-    pending = _G.prepared - _G.committed - _G.rolled_back - _G.parked
-    return frozenset(conn.execute(sa.select(_G.producer_group).where(pending >= most)).scalars())
+def find_full_groups(conn: Connection, most_pending: int, most_parked: int) -> dict[str, bool]:
+    """Groups that have so many PREPARED transactions, or so many PARKED ones; whether it is those."""
+    pending, parked = _G.prepared - _G.committed - _G.rolled_back - _G.parked, _G.parked
+    found = conn.execute(
+        sa.select(_G.producer_group, parked >= most_parked).where(
+            sa.or_(pending >= most_pending, parked >= most_parked)
+        )
+    )
+    return {group: bool(is_parked) for group, is_parked in found}
 
 
 def read_without_body(conn: Connection, begins: Mapping[int, int], most: int) -> dict[int, tuple[int, tuple[str, ...]]]:

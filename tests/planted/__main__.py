@@ -30,7 +30,7 @@ _COPIED = ("api", "bridge", "checker", "outbox", "spark", "alembic", "examples",
 _SEEDS = 1_000
 _LIKELY_SEEDS = 5
 _REPORT_SEEDS = 200
-_PARTS = 4
+_PARTS = 8
 _MOST_S = 600
 _FROM_SEED = " from seed "
 

@@ -1,5 +1,6 @@
 """A producer group that leaves too much pending, or is switched off, gets nothing new; the others do."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -27,9 +28,9 @@ from bridge.sql.tables import group_counts
 from tests.support.service_world import ServiceWorld, make_service_world
 
 
-def count_pending(world: ServiceWorld, group: str, pending: int) -> None:
+def count_pending(world: ServiceWorld, group: str, pending: int, parked: int = 1) -> None:
     """As the projector counts them."""
-    counts = {"prepared": 7 + pending, "committed": 4, "rolled_back": 2, "parked": 1, "blocked": 1}
+    counts = {"prepared": 6 + parked + pending, "committed": 4, "rolled_back": 2, "parked": parked, "blocked": 1}
     with world.database.engine.begin() as conn:
         conn.execute(sa.delete(group_counts).where(group_counts.c.producer_group == group))
         conn.execute(sa.insert(group_counts).values(producer_group=group, **counts))
@@ -140,9 +141,17 @@ def test_repeat_of_what_was_taken_is_answered_as_ever_while_prepares_are_switche
     world.run(story())
 
 
-def test_full_group_waits_and_others_do_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("limits", "full", "what"),
+    [
+        (Limits(max_pending_of_group=3), {"pending": 3, "parked": 9}, "pending"),
+        (Limits(max_parked_of_group=3), {"pending": 9, "parked": 3}, "parked"),
+        (Limits(max_pending_of_group=3, max_parked_of_group=5), {"pending": 3, "parked": 4}, "pending"),
+    ],
+)
+def test_full_group_waits_and_others_do_not(tmp_path: Path, limits: Limits, full: Mapping[str, int], what: str) -> None:
     """Until some of its transactions have ended; counted now and then, so it may have a few more by then."""
-    world = make_service_world(tmp_path, limits=Limits(max_pending_of_group=3))
+    world = make_service_world(tmp_path, limits=limits)
 
     async def story() -> None:
         async with world.serving() as api:
@@ -151,14 +160,15 @@ def test_full_group_waits_and_others_do_not(tmp_path: Path) -> None:
                 return list(await api.transactions.prepare([PrepareCall(group, [Message("orders", b"k")])]))
 
             assert isinstance((await prepare("shop"))[0], Prepared)
-            count_pending(world, "shop", 3)
-            count_pending(world, "other", 2)
+            count_pending(world, "shop", **full)
+            count_pending(world, "other", **{**full, what: 2})
             await api.pending.run_once()
             refused, taken = [*await prepare("shop"), *await prepare("other")]
             assert isinstance(refused, Refused)
             assert (refused.code, bool(refused.retry_after_s)) == (RefusalCode.RATE_LIMITED, True)
+            assert f"as many {what} transactions as it may have" in refused.detail
             assert isinstance(taken, Prepared)
-            count_pending(world, "shop", 2)
+            count_pending(world, "shop", **{**full, what: 2})
             await api.pending.run_once()
             assert isinstance((await prepare("shop"))[0], Prepared)
 
