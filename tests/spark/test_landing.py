@@ -88,7 +88,7 @@ def end(popen: "subprocess.Popen[str]", number: signal.Signals, *, is_for_all: b
 
 def wait_for(popen: "subprocess.Popen[str]", is_so: Callable[[], bool]) -> None:
     """Until the job has come so far."""
-    wait_until(lambda: is_so() or popen.poll() is not None, 120, "the job")
+    wait_until(lambda: is_so() or popen.poll() is not None, 600, "the job")
     assert popen.poll() is None, popen.communicate()[1]
 
 
