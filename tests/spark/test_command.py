@@ -45,7 +45,7 @@ def start(**given: object) -> "subprocess.Popen[str]":
 def test_steps_and_reason_are_told_and_noise_is_not(given: dict[str, object], code: int, told: list[str]) -> None:
     """What Java says at each start hides what matters."""
     job = start(**given)
-    out, err = job.communicate(timeout=60)
+    out, err = job.communicate(timeout=300)
     assert job.returncode == code
     assert err.splitlines()[-len(told) :] == told
     assert "noise" not in err
@@ -56,7 +56,7 @@ def test_steps_and_reason_are_told_and_noise_is_not(given: dict[str, object], co
 def test_defect_is_no_finding(code: int) -> None:
     """Python ends with 1 for a defect; without a result that is no verdict, and the last words are shown."""
     job = start(code=code)
-    _, err = job.communicate(timeout=60)
+    _, err = job.communicate(timeout=300)
     assert job.returncode == 3
     assert "noise of Java" in err
     assert "error: the job has ended with" in err
@@ -72,6 +72,6 @@ def test_signal_ends_job_and_command(number: signal.Signals, code: int) -> None:
         if "first step" in line:
             break
     job.send_signal(number)
-    _, err = job.communicate(timeout=60)
+    _, err = job.communicate(timeout=300)
     assert job.returncode == code
     assert "what was begun does not count" in err

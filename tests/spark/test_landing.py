@@ -81,8 +81,8 @@ def end(popen: "subprocess.Popen[str]", number: signal.Signals, *, is_for_all: b
         os.killpg(popen.pid, number)
     else:
         popen.send_signal(number)
-    code = popen.wait(60)
-    assert psutil.wait_procs(family, timeout=60)[1] == []
+    code = popen.wait(300)
+    assert psutil.wait_procs(family, timeout=300)[1] == []
     return code
 
 

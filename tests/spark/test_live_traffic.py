@@ -38,7 +38,7 @@ class Traffic:
         for thread in self._threads:
             thread.start()
         try:
-            wait_until(lambda: self.answered["commit"] >= 20, 60, "traffic")
+            wait_until(lambda: self.answered["commit"] >= 20, 300, "traffic")
             yield
         finally:
             self._stopping.set()

@@ -175,7 +175,7 @@ def make_anew(kafka: str, topic: str) -> None:
     admin = AdminClient({"bootstrap.servers": kafka})
     for gone in admin.delete_topics([topic]).values():
         gone.result(30)
-    wait_until(lambda: topic not in admin.list_topics(timeout=10).topics, 30, "the topic to be gone")
+    wait_until(lambda: topic not in admin.list_topics(timeout=10).topics, 120, "the topic to be gone")
     create_topics(kafka, {topic: 1})
     put(kafka, topic, *[b"of the other topic"] * 9)
 
