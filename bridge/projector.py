@@ -141,7 +141,7 @@ class QueueFollower:
         self._config = config
         self._readers = AsyncExitStack()
         self._pending = PendingRows(max(1_000, _KNOWN_PENDING // topics.queues))
-        self.newest_ms = 0  # Kafka's time of what was applied last
+        self.newest_ms = 0  # Kafka's time of what was applied last, and whose half messages were
 
     async def open(self) -> None:
         """Finds the position, or begins at the logs' beginning. Raises QueueHalted if it is another log's."""
@@ -196,7 +196,7 @@ class QueueFollower:
             _LOG.warning("record_quarantined", queue=self._queue_id, offset=offset, reason=reason)
         self.position = chunk.after
         self._pending.note(chunk, result.pending)
-        if chunk.ops:
+        if chunk.ops and chunk.is_closed:
             self.newest_ms = max(self.newest_ms, chunk.ops[-1].stored_ms)
         return RunResult(1, result.prepared, result.moved, quarantined + len(result.quarantined))
 

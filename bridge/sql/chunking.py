@@ -212,7 +212,10 @@ MAX_WAITING_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Entries of one queue that belong together, and the positions before and after them."""
+    """Entries of one queue that belong together, and the positions before and after them.
+
+    `is_closed`: by a position, so that nothing is to come of half messages that its op messages speak of.
+    """
 
     queue_id: int
     before: AppliedPosition
@@ -220,6 +223,7 @@ class Chunk:
     halves: Sequence[HalfEntry] = ()
     others: Sequence[RawEntry] = ()
     ops: Sequence[StateEntry] = ()
+    is_closed: bool = False
 
     def transaction_ids(self) -> set[str]:
         """Every transaction the chunk speaks of."""
@@ -389,7 +393,8 @@ def next_chunk(queue_id: int, before: AppliedPosition, journal: JournalBuffer, o
         after = AppliedPosition(s, max(before.journal_next, s), last.position_offset + 1)
         if not ops.groups:
             ops.decided.clear()  # their ends have been read, if they are there still
-        return Chunk(queue_id, before, after, *journal.take_below(s), [op for g in ready for op in g.ops])
+        decided = [op for group in ready for op in group.ops]
+        return Chunk(queue_id, before, after, *journal.take_below(s), decided, is_closed=True)
     if ops.groups and journal.is_full:
         return _next_part(queue_id, before, journal, ops.groups[0])
     if ops.is_overfull and not ops.groups:

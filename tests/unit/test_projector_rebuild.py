@@ -11,7 +11,7 @@ from bridge.core.errors import QueueHalted, StoreTimeout
 from bridge.core.message import Message
 from bridge.core.record import Act, ActRecord, Resolution, Source
 from bridge.core.transaction import TransactionState
-from bridge.projector import Projector, ProjectorConfig, RebuildProgress, rebuild
+from bridge.projector import PositionMoved, Projector, ProjectorConfig, RebuildProgress, rebuild
 from bridge.sql.bulk import insert_rows
 from bridge.sql.identity import record_identity
 from bridge.sql.projection import Orphan, clear_projection
@@ -333,6 +333,46 @@ def test_compacted_log_still_gives_every_state(database_url: str) -> None:
 
     world.run(story())
     assert counts_of(world) == (7, 3, 0, 0, 0, 4)
+
+
+def test_what_has_ended_long_ago_is_kept_until_its_half_message_was_read(database_url: str) -> None:
+    """Compaction leaves op messages of weeks without a position: they are applied before the journal is (C, 19)."""
+    world = make_projector_world(database_url, config=SMALL)
+    clock = world.settlers.memory.clock
+
+    async def settle(*names: str) -> None:
+        async with world.settlers.settling():
+            for name in names:
+                await world.settlers.prepare(name, of())
+                await world.settlers.commit(name)
+                await world.settlers.settled()
+            await world.catch_up()
+
+    async def story() -> None:
+        log = world.settlers.memory.cluster.log
+        await settle(*[f"old{n}" for n in range(8)])
+        log.topics[world.topics.op].alter({"segment.ms": "1000", "min.compaction.lag.ms": "0"})
+        clock.shift_wall_clock(8 * 86_400_000)
+        await settle(*[f"new{n}" for n in range(6)])
+        clock.shift_wall_clock(2 * 86_400_000)
+        await settle("last")
+        clean(log)
+        await world.database.run(clear_projection)
+        idle = 0
+        while idle < 2:
+            idle = 0 if await step(world) else idle + 1
+
+    world.run(story())
+    assert counts_of(world) == (15, 15, 0, 0, 0, 0)
+    assert (world.view("old0"), world.view("new0") is None) == (None, False)
+
+
+async def step(world: ProjectorWorld) -> int:
+    """One step of a projector at work, which forgets what is old every few seconds."""
+    try:
+        return (await world.projector.run_once()).chunks + await world.projector.purge()
+    except PositionMoved:
+        return 1
 
 
 def test_second_rebuild_makes_no_orphans_of_everything(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
