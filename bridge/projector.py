@@ -141,7 +141,7 @@ class QueueFollower:
         self._config = config
         self._readers = AsyncExitStack()
         self._pending = PendingRows(max(1_000, _KNOWN_PENDING // topics.queues))
-        self.newest_ms = 0  # Kafka's time of what was applied last, and whose half messages were
+        self.newest_ms = self.newest_s = 0  # Kafka's time of what was applied last with its half messages, and S then
 
     async def open(self) -> None:
         """Finds the position, or begins at the logs' beginning. Raises QueueHalted if it is another log's."""
@@ -197,7 +197,7 @@ class QueueFollower:
         self.position = chunk.after
         self._pending.note(chunk, result.pending)
         if chunk.ops and chunk.is_closed:
-            self.newest_ms = max(self.newest_ms, chunk.ops[-1].stored_ms)
+            self.newest_ms, self.newest_s = max(self.newest_ms, chunk.ops[-1].stored_ms), chunk.after.s
         return RunResult(1, result.prepared, result.moved, quarantined + len(result.quarantined))
 
     async def _check_position(self) -> None:
@@ -407,7 +407,7 @@ class Projector:
         purged, limit = 0, self._config.max_purge_rows
         for queue_id, follower in list(self._followers.items()):
             before_ms = min(follower.newest_ms, self.ports.clock.now_ms()) - self._config.purge_after_ms
-            forget = partial(purge, queue_id=queue_id, before_ms=before_ms, limit=limit)
+            forget = partial(purge, queue_id=queue_id, s=follower.newest_s, before_ms=before_ms, limit=limit)
             for _ in range(20):
                 count = await self.ports.database.run(forget)
                 purged += count

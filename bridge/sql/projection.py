@@ -31,6 +31,7 @@ from bridge.sql.rows import (
     make_row_id,
     make_search_key,
     move_position,
+    read_position,
     state_values,
 )
 from bridge.sql.search import add_pending, chunks
@@ -314,13 +315,17 @@ _T = transactions.c
 _Ended = sa.Row[int, str, int, str | None]
 
 
-def purge(conn: Connection, queue_id: int, before_ms: int, limit: int) -> int:
+def purge(conn: Connection, queue_id: int, s: int, before_ms: int, limit: int) -> int:
     """Forgets at most `limit` of a queue's transactions whose story ended before `before_ms`, oldest end first; how
-    many it forgot.
+    many it forgot. Nothing where the projection is not at `s` any more: who asks has slept while it was emptied.
 
     A commit's story ends when it is published or abandoned, which after a block is long after its end. The
     running totals stay: they count what ever was.
     """
+    keep_positions(conn)
+    known = read_position(conn, queue_id)
+    if known is None or known[0].s < s:
+        return 0
     query = (
         sa.select(_T.id, _T.transaction_id, _T.born_ms, _T.messages)
         .where(sa.text("live = 0"), _T.queue_id == queue_id, _T.ended_ms < before_ms)
@@ -344,6 +349,7 @@ def _forget(conn: Connection, rows: Sequence[_Ended]) -> None:
     ids = [row.transaction_id for row in rows]
     conn.execute(sa.delete(unanswered_rounds).where(unanswered_rounds.c.transaction_id.in_(ids)))
     conn.execute(sa.delete(pull_checks).where(pull_checks.c.transaction_id.in_(ids)))  # an owner died with it
+    conn.execute(sa.delete(projection_previous).where(_PREVIOUS.transaction_id.in_(ids)))  # Kafka knows it: no orphan
     conn.execute(sa.delete(transactions).where(_T.id.in_(row_ids)))
 
 

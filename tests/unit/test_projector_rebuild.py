@@ -360,19 +360,76 @@ def test_what_has_ended_long_ago_is_kept_until_its_half_message_was_read(databas
         await world.database.run(clear_projection)
         idle = 0
         while idle < 2:
-            idle = 0 if await step(world) else idle + 1
+            idle = 0 if await step(world.projector) else idle + 1
 
     world.run(story())
     assert counts_of(world) == (15, 15, 0, 0, 0, 0)
     assert (world.view("old0"), world.view("new0") is None) == (None, False)
 
 
-async def step(world: ProjectorWorld) -> int:
+async def step(at_work: Projector) -> int:
     """One step of a projector at work, which forgets what is old every few seconds."""
     try:
-        return (await world.projector.run_once()).chunks + await world.projector.purge()
+        return (await at_work.run_once()).chunks + await at_work.purge()
     except PositionMoved:
         return 1
+
+
+async def make_weeks(world: ProjectorWorld) -> None:
+    """One that ended long ago, projected, and one that ended now."""
+    for name, days in (("old", 0), ("new", 8)):
+        world.settlers.memory.clock.shift_wall_clock(days * 86_400_000)
+        async with world.settlers.settling():
+            await world.settlers.prepare(name, of())
+            await world.settlers.commit(name)
+            await world.settled()
+        if name == "old":
+            await world.project()
+
+
+def test_projector_that_slept_through_a_rebuild_forgets_nothing(database_url: str) -> None:
+    """Frozen, and at work again before it knows that another one has begun the projection anew (19, C)."""
+    world = make_projector_world(database_url, config=SMALL)
+
+    async def story() -> None:
+        await make_weeks(world)
+        await world.project()
+        await world.database.run(clear_projection)
+        other = world.make_projector("other")
+        while world.stats().total.prepared < 1:
+            await other.run_once()
+        assert await world.projector.purge() == 0
+        await world.project(other)
+        assert await other.purge() == 1
+        await other.close()
+
+    world.run(story())
+    assert counts_of(world) == (2, 2, 0, 0, 0, 0)
+
+
+def test_what_is_forgotten_during_a_rebuild_is_no_orphan(database_url: str) -> None:
+    """A database of last week: the projector at work reads on, and forgets, before the rebuild is judged (63)."""
+    world = make_projector_world(database_url)
+
+    async def story() -> None:
+        await make_weeks(world)
+        await world.projector.close()
+        at_work, cleared = world.make_projector("at work"), asyncio.Event()
+        assert await at_work.hold_lease()
+
+        async def work() -> None:
+            await cleared.wait()
+            while await step(at_work) or world.view("new") is None:
+                pass
+
+        working = asyncio.create_task(work())
+        verdict = await rebuild(world.projector, lambda _: cleared.set())
+        assert (verdict.orphan_count, verdict.orphans) == (0, [])
+        await working
+        await at_work.close()
+
+    world.run(story())
+    assert counts_of(world) == (2, 2, 0, 0, 0, 0)
 
 
 def test_second_rebuild_makes_no_orphans_of_everything(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,16 @@ from bridge.sql.bulk import insert_rows
 from bridge.sql.engine import Database, MalformedCursor
 from bridge.sql.fold import EventRow, KeyRow
 from bridge.sql.leases import SqlPullCheckStore
-from bridge.sql.rows import ALL_COLUMNS, ProjectedRow, all_values, encode_messages, make_row
+from bridge.sql.rows import (
+    ALL_COLUMNS,
+    AppliedPosition,
+    LogIdentity,
+    ProjectedRow,
+    all_values,
+    begin_position,
+    encode_messages,
+    make_row,
+)
 from bridge.sql.search import SearchFilter, search_transactions
 from bridge.sql.tables import group_counts, timeline_events, transaction_keys, transactions
 from bridge.sql.transactions import (
@@ -50,6 +59,7 @@ def make(number: int, group: str = "shop", state: TransactionState = PREPARED, *
 def put(conn: Connection, rows: list[ProjectedRow], topic: str = "orders", key: bytes | None = b"k") -> None:
     for row in rows:
         row.messages = encode_messages([MessageSummary(topic, key, 1, -1, None)])
+    begin_position(conn, 0, AppliedPosition(0, 0, 0), LogIdentity("c", "j", "o"))
     insert_rows(conn, transactions, ALL_COLUMNS, [all_values(row) for row in rows])
     insert_rows(conn, transaction_keys, KeyRow._fields, [KeyRow(topic, row.born_ms, row.id, 0, key) for row in rows])
 
@@ -199,13 +209,13 @@ async def test_abandoned_ones_are_found_by_their_own_index(database: Database) -
 
 
 def explain(conn: Connection, work: Callable[[], object]) -> str:
-    """How the database would run the first statement."""
+    """How the database would run the first statement about transactions."""
     statements: list[tuple[str, Any]] = []
     listen = partial(_note_statement, statements)
     sa.event.listen(conn, "before_cursor_execute", listen)
     work()
     sa.event.remove(conn, "before_cursor_execute", listen)
-    statement, parameters = statements[0]
+    statement, parameters = next(each for each in statements if "transactions" in each[0])
     is_sqlite = conn.dialect.name == "sqlite"
     conn.exec_driver_sql("ANALYZE")
     explained = f"EXPLAIN {'QUERY PLAN ' if is_sqlite else ''}{statement}"
@@ -258,7 +268,7 @@ async def test_purge_takes_checks_that_a_dead_owner_left(database: Database) -> 
     await board.take_queue(0, "dead")
     await board.put(0, "dead", 0, [PullCheck(id_of(n), "shop", 1, 1) for n in (0, 6)])
     await database.run(lambda conn: put(conn, [make(0, state=COMMITTED), make(6)]))
-    await database.run(lambda conn: purge(conn, 0, 5, 3))
+    await database.run(lambda conn: purge(conn, 0, 0, 5, 3))
     assert [check.transaction_id for check in await board.claim("shop", 9, 1)] == [id_of(6)]
 
 
@@ -267,9 +277,9 @@ async def test_purge_takes_only_what_ended_before(database: Database) -> None:
     rows = [make(n, state=Random(n).choice([COMMITTED, ROLLED_BACK])) for n in range(12)]
     live = [make(12), make(14, state=PARKED), make(16, state=COMMITTED, blocked=1, ended_ms=1)]
     await database.run(lambda conn: put(conn, rows + live))
-    assert await database.run(lambda conn: purge(conn, 0, 10, 3)) == 3
-    assert await database.run(lambda conn: purge(conn, 0, 10, 3)) == 2
-    assert await database.run(lambda conn: purge(conn, 0, 10, 3)) == 0
+    assert await database.run(lambda conn: purge(conn, 0, 0, 10, 3)) == 3
+    assert await database.run(lambda conn: purge(conn, 0, 0, 10, 3)) == 2
+    assert await database.run(lambda conn: purge(conn, 0, 0, 10, 3)) == 0
     left = await database.read(lambda conn: conn.execute(sa.select(transactions.c.transaction_id)).scalars().all())
     assert sorted(left) == [id_of(n) for n in (1, 3, 5, 7, 9, 10, 11, 12, 14, 16)]
     keys = await database.read(lambda conn: conn.execute(sa.select(sa.func.count(transaction_keys.c.id))).scalar_one())
@@ -279,5 +289,5 @@ async def test_purge_takes_only_what_ended_before(database: Database) -> None:
 async def test_what_may_be_purged_is_found_by_its_own_index(database: Database) -> None:
     """As a rule it is nothing, among all that has ended in seven days: no other index leads to it."""
     await database.run(lambda conn: put(conn, [make(n, state=COMMITTED) for n in range(2_000)]))
-    plan = await database.run(lambda conn: explain(conn, lambda: purge(conn, 0, 5, 2_000)))
+    plan = await database.run(lambda conn: explain(conn, lambda: purge(conn, 0, 0, 5, 2_000)))
     assert "ix_transactions_ended" in plan, plan

@@ -357,7 +357,7 @@ def test_row_that_is_not_there_is_written_anew(watched: Database) -> None:
     with watched.engine.begin() as conn:
         for table in PROJECTED:
             conn.execute(sa.delete(table))
-        assert purge(conn, 0, 0, 10) == 0
+        assert purge(conn, 0, 0, 0, 10) == 0
     with pytest.raises(NotAsKnown), watched.engine.begin() as conn:
         apply_chunk(conn, second, times_of, pending)
     with watched.engine.begin() as conn:
