@@ -372,7 +372,7 @@ class Node:
         self._make_tellers()
         self.consumers = ConsumerWatch(store, backing.admin, clock)
         self.parked = ParkedService(database, clock, lambda: f"{random_bits(80):020x}")
-        self.redrive = RedriveLoop(database, clock, operators, ender, prefix, config.redrive)
+        self.redrive = RedriveLoop(database, clock, operators, prefix, config.redrive)
 
     def _make_tellers(self) -> None:
         """What tells others of the bridge, and what shows that it works."""

@@ -1,5 +1,6 @@
 """Operators' acts on one transaction: ask now, resume, force, abandon. Audited before and after."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,7 +29,7 @@ from bridge.service.answers import (
 from bridge.service.contract import EndCall, Limits, Outcome, RefusalCode, Refused
 from bridge.service.end import Ender
 from bridge.service.journal import Deadline
-from bridge.service.reads import CurrentReads
+from bridge.service.reads import CurrentReads, refuse_read
 from bridge.service.replies import ReceivedReply
 from bridge.sql.access import ActEntry, record_act
 from bridge.sql.engine import Database
@@ -152,6 +153,30 @@ class Operators:
             code, again_s = RefusalCode.TOO_EARLY, early_ms // 1000 + 1
             return Refused(code, detail, transaction_id=view.transaction_id, state=view.state, retry_after_s=again_s)
         return None
+
+    async def end_parked(
+        self, ids: Sequence[str], resolution: Resolution, who: Who, deadline: Deadline
+    ) -> list[TransactionView | Refused]:
+        """Ends those that are not prepared again, same order. Neither checked nor audited here.
+
+        Lists may be old: what was resumed since is its group's, whose local transaction may be under way. A queue whose
+        projection is late holds up no other.
+        """
+        by_queue: dict[int, list[str]] = {}
+        for i in ids:
+            by_queue.setdefault(queue_of(i), []).append(i)
+        reads = await asyncio.gather(*[self._reads.find(some, deadline) for some in by_queue.values()])
+        refused: dict[str, Refused] = {}
+        for some, read in zip(by_queue.values(), reads, strict=True):
+            if read.value is None:
+                refused |= {i: refuse_read(read.currency, i) for i in some}
+            else:
+                resumed = [view for view in read.value.values() if view.state is TransactionState.PREPARED]
+                refused |= {v.transaction_id: _refuse_not_parked(v.transaction_id, v.state) for v in resumed}
+        source, left = Source.OPERATOR, [i for i in ids if i not in refused]
+        calls = [EndCall(i, resolution, source=source, actor=who.actor, reason=who.reason) for i in left]
+        answers = iter(await self._ender.settle(calls, deadline))
+        return [refused[i] if i in refused else next(answers) for i in ids]
 
     async def append_acts(self, records: Sequence[ActRecord], deadline: Deadline) -> list[TransactionView | Refused]:
         """Appends acts and returns the outcome of each, same order. Neither checked nor audited here."""

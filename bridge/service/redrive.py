@@ -13,12 +13,11 @@ import structlog
 from bridge.clock import Clock
 from bridge.core.errors import SqlUnavailable
 from bridge.core.grants import EVERYTHING, Rights, Verb
-from bridge.core.record import Act, ActRecord, Resolution, Source
+from bridge.core.record import Act, ActRecord, Resolution
 from bridge.core.transaction import TransactionState, TransactionView
 from bridge.fault_points import FaultPoint, reach
 from bridge.service.answers import refuse_for_group, refuse_right
-from bridge.service.contract import EndCall, Outcome, RefusalCode, Refused
-from bridge.service.end import Ender
+from bridge.service.contract import Outcome, RefusalCode, Refused
 from bridge.service.groups import refuse_sql
 from bridge.service.journal import Deadline
 from bridge.service.operate import Operators, Who
@@ -240,14 +239,12 @@ class RedriveLoop:
         database: Database,
         clock: Clock,
         operators: Operators,
-        ender: Ender,
         owner: str,
         config: RedriveConfig | None = None,
     ) -> None:
         self._database = database
         self._clock = clock
         self._operators = operators
-        self._ender = ender
         self._owner = owner
         self._config = config or RedriveConfig()
         self._watch = LeaseWatch(self._config.lease_ms)
@@ -323,9 +320,7 @@ class RedriveLoop:
             return await self._operators.append_acts(
                 [ActRecord(i, Act.RESUME, who.actor, who.reason, now_ms) for i in ids], deadline
             )
-        resolution = _RESOLUTIONS[action]
-        calls = [EndCall(i, resolution, source=Source.OPERATOR, actor=who.actor, reason=who.reason) for i in ids]
-        return await self._ender.settle(calls, deadline)
+        return await self._operators.end_parked(ids, _RESOLUTIONS[action], who, deadline)
 
     async def _keep(self, job: RedriveJob) -> None:
         """Moves the job's row on; a job that was stopped meanwhile, or taken over, stays as it is."""

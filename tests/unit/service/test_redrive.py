@@ -9,10 +9,11 @@ import pytest
 
 from bridge.core.errors import SqlUnavailable
 from bridge.core.grants import Grant, Rights, Verb
-from bridge.core.record import HalfMessage, Resolution
+from bridge.core.record import Act, ActRecord, HalfMessage, Resolution
 from bridge.core.transaction import TransactionState, TransactionView
 from bridge.node import Node
 from bridge.service.contract import EndCall, Prepared, RefusalCode, Refused
+from bridge.service.journal import Deadline
 from bridge.service.operate import Who
 from bridge.service.reads import AuditList, TransactionList
 from bridge.service.redrive import RedriveAction, RedrivePreview, decode_filter, encode_filter
@@ -292,9 +293,41 @@ def test_late_commit_against_redrive_is_one_end(tmp_path: Path) -> None:
                 ids = await park_some(world, api, 2)
             await api.transactions.end([EndCall(ids[0], Resolution.COMMIT)])
             job = await api.parked.redrive(SearchFilter(), RedriveAction.ROLLBACK, 100, WHO)
-            done = await finish(api, job)
+            step = asyncio.ensure_future(api.redrive.run_once())
+            await world.sleep(100)  # it has searched, and waits for the projection
+            async with world.projecting():
+                await step
+                done = await finish(api, job)
             assert done.counts == {"done": 1, "already-resolved": 1}
             assert world.settlers.memory.visible("orders") == [b"0"]
+
+    world.run(story())
+
+
+@pytest.mark.parametrize("action", [RedriveAction.COMMIT, RedriveAction.ROLLBACK])
+def test_what_was_resumed_before_a_late_projection_saw_it_is_not_ended(tmp_path: Path, action: RedriveAction) -> None:
+    """Two operators: one has its group asked again, the other's job finds it parked still, and ended what a local
+    transaction was at work for."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling():
+            async with world.projecting():
+                ids = await park_some(world, api, 2)
+            job = await api.parked.redrive(SearchFilter(), action, 100, WHO)
+            resume = ActRecord(ids[0], Act.RESUME, "bob", "repaired", 0)
+            deadline = Deadline.after(world.settlers.memory.clock, 5_000)
+            [resumed] = await api.transactions._operators.append_acts([resume], deadline)
+            assert isinstance(resumed, TransactionView)
+            for _ in range(2):  # as long as nobody knows how they are now, nothing is done
+                assert (await api.redrive.run_once()).acted == 0
+            step = asyncio.ensure_future(api.redrive.run_once())
+            await world.sleep(100)  # it has searched, and waits for the projection
+            async with world.projecting():
+                await step
+                done = await finish(api, job)
+                assert (done.state, done.counts) == (JobState.DONE, {"done": 1, "not-parked": 1})
+                assert await states_of(api, ids[:1]) == {TransactionState.PREPARED}
 
     world.run(story())
 
