@@ -225,18 +225,23 @@ class Node:
         if roles.settler:
             self._start_settler()
         if roles.is_called:
-            self._stack.push_async_callback(self._caller.close)
-            self.run("answers", self.follower.run_forever())
-            self.run("destinations", self.destinations.run_forever())
-            self.run("pending", self.pending.run_forever())
+            self._start_called(roles)
+
+    def _start_called(self, roles: Roles) -> None:
+        """The loops of a process by which others prepare and end."""
+        self._stack.push_async_callback(self._caller.close)
+        self.run("answers", self.follower.run_forever())
+        self.run("destinations", self.destinations.run_forever())
+        self.run("pending", self.pending.run_forever())
+        if roles.api:  # who began a job is known there, by the first key in the settings too
             self.run("redrive", self.redrive.run_forever())
-            self.run("audit", self.audit_heads.run_forever())
-            if self.audit_topic is not None:
-                self.run("audit-topic", self._lease("audit-topic").work_forever(self.audit_topic.work))
-            if self.canary is not None and roles.api:
-                self.run("canary", self.canary.run_forever())
-            if self.webhooks.targets:
-                self.run("webhooks", self._lease("webhooks").work_forever(self.webhooks.work))
+        self.run("audit", self.audit_heads.run_forever())
+        if self.audit_topic is not None:
+            self.run("audit-topic", self._lease("audit-topic").work_forever(self.audit_topic.work))
+        if self.canary is not None and roles.api:
+            self.run("canary", self.canary.run_forever())
+        if self.webhooks.targets:
+            self.run("webhooks", self._lease("webhooks").work_forever(self.webhooks.work))
 
     async def stop(self) -> None:
         """Ends the loops in the reverse order of their start: intake, checks, settler, projector."""
@@ -372,7 +377,7 @@ class Node:
         self._make_tellers()
         self.consumers = ConsumerWatch(store, backing.admin, clock)
         self.parked = ParkedService(database, clock, lambda: f"{random_bits(80):020x}")
-        self.redrive = RedriveLoop(database, clock, operators, prefix, config.redrive)
+        self.redrive = RedriveLoop(database, clock, operators, self.access.rights_of, prefix, config.redrive)
 
     def _make_tellers(self) -> None:
         """What tells others of the bridge, and what shows that it works."""

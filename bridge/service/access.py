@@ -121,6 +121,15 @@ class AccessService:
             return None
         return Caller(key.principal, self._snapshot.rights[key.principal], key_id), key.secret_hash
 
+    def rights_of(self, actor: str) -> Rights:
+        """What somebody may do now who is called so in the audit, by name, key and address: for what goes on without
+        them. A key may have been exchanged meanwhile."""
+        name, slash, rest = actor.partition("/")
+        if not slash:  # nothing was proved
+            return EVERYTHING if self.config.is_open else _NOTHING
+        is_admin = rest.partition("@")[0] in self._admin
+        return EVERYTHING if is_admin else self._snapshot.rights.get(name, _NOTHING)
+
     def note_use(self, caller: Caller) -> None:
         """A call of this caller was let in."""
         if caller.key_id is not None and caller.key_id not in _NO_KEYS:

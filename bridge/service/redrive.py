@@ -231,6 +231,7 @@ class StepResult:
 class RedriveLoop:
     """One step: a page of parked ones, acted on at once, then the job's row moved on.
 
+    A job ends with the rights of who began it. `rights_of`: what somebody, called as in the audit, may do now.
     A step that is repeated after a crash gets each one's recorded state, and changes nothing twice.
     """
 
@@ -239,12 +240,14 @@ class RedriveLoop:
         database: Database,
         clock: Clock,
         operators: Operators,
+        rights_of: Callable[[str], Rights],
         owner: str,
         config: RedriveConfig | None = None,
     ) -> None:
         self._database = database
         self._clock = clock
         self._operators = operators
+        self._rights_of = rights_of
         self._owner = owner
         self._config = config or RedriveConfig()
         self._watch = LeaseWatch(self._config.lease_ms)
@@ -271,6 +274,10 @@ class RedriveLoop:
         job = await self._claim()
         if job is None:
             return StepResult(0, self._config.idle_ms, is_idle=True)
+        if _refuse_filter(self._rights_of(job.actor), job.filter.get("producer_group")) is not None:
+            _LOG.warning("redrive_job_not_granted", job=job.job_id, actor=job.actor)
+            await self._keep(replace(job, state=JobState.FAILED))
+            return StepResult(0, 0)
         try:
             return await self._step(job, RedriveAction(job.action))
         except (MalformedCursor, ValueError) as error:

@@ -392,3 +392,17 @@ async def test_every_change_is_audited(world: AccessWorld) -> None:
     assert [entry.what for entry in entries] == ["principal.delete", "key.revoke", "key.create", "principal.put"]
     assert {entry.actor for entry in entries} == {WHO.actor}
     assert made.text[13:] not in str(entries)
+
+
+async def test_rights_of_who_began_something_are_those_of_now(world: AccessWorld) -> None:
+    """Whatever proved then who it was; the first administrator's key is in the settings."""
+    config = AccessConfig(is_open=False, admin_key=f"obk_aaaaaaaa_{'A' * 43}")
+    access = AccessService(world.database, world.clock, config)
+    await access.put("ada", [Grant(Verb.OPERATE, "*")], WHO)
+    known, strange = (
+        ("ada/jwt@::1", "ada/abcdefgh@a", "admin/aaaaaaaa@a"),
+        ("ada@a", "b@ada/cert@a", "admin/bbbbbbbb@a"),
+    )
+    may = [actor for actor in (*known, *strange) if access.rights_of(actor).may_everywhere(Verb.OPERATE)]
+    assert may == list(known)
+    assert AccessService(world.database, world.clock, AccessConfig()).rights_of("anonymous@a") is EVERYTHING

@@ -12,6 +12,7 @@ from bridge.core.grants import Grant, Rights, Verb
 from bridge.core.record import Act, ActRecord, HalfMessage, Resolution
 from bridge.core.transaction import TransactionState, TransactionView
 from bridge.node import Node
+from bridge.service.access import AccessConfig
 from bridge.service.contract import EndCall, Prepared, RefusalCode, Refused
 from bridge.service.journal import Deadline
 from bridge.service.operate import Who
@@ -210,6 +211,33 @@ def test_abandoned_job_does_not_wait_for_one_that_goes_on(tmp_path: Path) -> Non
             assert isinstance(done, RedriveJob)
             assert (done.state, done.counts) == (JobState.DONE, {"done": 2})
             assert await states_of(api, ids) == {TransactionState.ROLLED_BACK}
+
+    world.run(story())
+
+
+@pytest.mark.parametrize("is_deleted", [True, False], ids=["principal deleted", "grants taken"])
+def test_job_of_somebody_who_may_no_more_goes_no_further(tmp_path: Path, is_deleted: bool) -> None:
+    """It lasts for hours at a low rate: no right that is taken is kept so long. A key may be exchanged meanwhile."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling(), world.projecting():
+            access = api.access
+            access.config = AccessConfig(is_open=False)
+            operates = [Grant(Verb.OPERATE, "shop")]
+            await access.put("ada", operates, WHO)
+            await park_some(world, api, 5)
+            who = Who("ada/abcdefgh@10.0.0.7", "why", Rights(operates))
+            job = await api.parked.redrive(SearchFilter(group="shop"), RedriveAction.COMMIT, 2, who)
+            assert (await api.redrive.run_once()).acted == 2
+            await (access.delete("ada", WHO) if is_deleted else access.put("ada", [Grant(Verb.OPERATE, "bank")], WHO))
+            ended = await finish(api, job)
+            assert (ended.state, ended.counts) == (JobState.FAILED, {"done": 2})
+            await world.sleep(100)  # for the projection
+            assert len(await list_parked(api, SearchFilter())) == 3
+            audit = await api.search.audit(1)
+            assert isinstance(audit, AuditList)
+            assert (audit.entries[0].what, audit.entries[0].after) == ("redrive.end", {"state": "failed", "done": 2})
 
     world.run(story())
 
