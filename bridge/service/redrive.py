@@ -229,7 +229,7 @@ class StepResult:
 
 
 class RedriveLoop:
-    """One step: a page of parked ones, acted on at once, then the job's row moved on.
+    """One step: a page of parked ones, acted on at once, then the job's row moved on. Running jobs take turns.
 
     A job ends with the rights of who began it. `rights_of`: what somebody, called as in the audit, may do now.
     A step that is repeated after a crash gets each one's recorded state, and changes nothing twice.
@@ -251,7 +251,7 @@ class RedriveLoop:
         self._owner = owner
         self._config = config or RedriveConfig()
         self._watch = LeaseWatch(self._config.lease_ms)
-        self._done: tuple[str, set[str]] = ("", set())  # a job, and what of its page need not be done again
+        self._done: dict[str, set[str]] = {}  # by job: what of its page need not be done again
         # after a step: what was acted on is not found again, so only this counts
         self._unkept: RedriveJob | None = None
 
@@ -273,6 +273,7 @@ class RedriveLoop:
             await self._keep(self._unkept)
         job = await self._claim()
         if job is None:
+            self._done.clear()
             return StepResult(0, self._config.idle_ms, is_idle=True)
         if _refuse_filter(self._rights_of(job.actor), job.filter.get("producer_group")) is not None:
             _LOG.warning("redrive_job_not_granted", job=job.job_id, actor=job.actor)
@@ -301,7 +302,7 @@ class RedriveLoop:
     async def _step(self, job: RedriveJob, action: RedriveAction) -> StepResult:
         wanted, size = decode_filter(job.filter), min(self._config.max_step, job.rate_per_s)
         views, cursor = await self._database.read(lambda c: search_transactions(c, wanted, size, job.cursor))
-        done = self._done[1] if self._done[0] == job.job_id else set()
+        done = self._done.pop(job.job_id, set())
         ids = [view.transaction_id for view in views if view.transaction_id not in done]
         answers = await self._act(ids, action, Who(job.actor, job.reason))
         reach(FaultPoint.REDRIVE_ACTED)
@@ -310,10 +311,11 @@ class RedriveLoop:
         counts.update([_word_for(answer) for answer in known.values()])
         moved = replace(job, counts=dict(counts))
         is_again = len(known) < len(ids)
-        if not is_again:
+        if is_again:
+            self._done[job.job_id] = done | known.keys()
+        else:
             state = JobState.DONE if cursor is None else job.state
             moved = replace(moved, cursor=cursor or job.cursor, state=state)
-        self._done = (job.job_id, done | known.keys() if is_again else set())
         await self._keep(moved)
         _LOG.info("redrive_step", job=job.job_id, action=job.action, acted=len(ids), known=len(known))
         return StepResult(len(known), self._config.idle_ms if is_again else len(ids) * 1_000 // job.rate_per_s)

@@ -86,15 +86,21 @@ def claim_job(
 ) -> RedriveJob | None:
     """A running job that nobody works at, leased to `owner`; or one that is the owner's already, the lease renewed.
 
-    One whose lease is still exactly the abandoned one counts as worked at by nobody.
+    One whose lease is still exactly the abandoned one counts as worked at by nobody. Jobs take turns, whatever becomes
+    of their steps, and what the owner had before is free for others.
     """
     is_free = is_takeable(_J.owner, _J.lease_until_ms, owner, now_ms, abandoned)
     is_running = _J.state == JobState.RUNNING.value
     row = conn.execute(
-        sa.select(redrive_jobs).where(is_running, is_free).order_by(_J.created_ms, _J.job_id).limit(1)
+        sa.select(redrive_jobs)
+        .where(is_running, is_free)
+        .order_by(_J.lease_until_ms, _J.created_ms, _J.job_id)
+        .limit(1)
     ).one_or_none()
     if row is None:
         return None
+    is_before = (_J.owner == owner, _J.job_id != row.job_id, is_running, _J.lease_until_ms > now_ms)
+    conn.execute(sa.update(redrive_jobs).where(*is_before).values(lease_until_ms=now_ms))
     update = sa.update(redrive_jobs).where(_J.job_id == row.job_id, is_running, is_free)
     taken = conn.execute(update.values(owner=owner, lease_until_ms=now_ms + lease_ms)).rowcount
     return _make_job(row) if taken == 1 else None

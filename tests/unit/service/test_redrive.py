@@ -242,6 +242,33 @@ def test_job_of_somebody_who_may_no_more_goes_no_further(tmp_path: Path, is_dele
     world.run(story())
 
 
+def test_job_at_a_low_rate_holds_up_no_other(tmp_path: Path) -> None:
+    """One process did nothing else until the oldest job was done, hours later, or never where its queue halts. What it
+    lets go while it is at another one, a second process goes on with."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api, world.serving("2") as other, world.settlers.settling(), world.projecting():
+            for group, count in (("shop", 4), ("bank", 2), ("post", 1)):
+                await park_some(world, api, count, group)
+            jobs = []
+            for group in ("shop", "bank", "post"):
+                jobs.append(await api.parked.redrive(SearchFilter(group=group), RedriveAction.COMMIT, 1, WHO))
+                await world.sleep(10)
+            for _ in jobs:
+                assert (await api.redrive.run_once()).acted == 1
+            assert (await other.redrive.run_once()).acted == 1
+            counts = []
+            for job in jobs:
+                assert isinstance(job, RedriveJob)
+                found = await api.parked.get_job(job.job_id)
+                assert isinstance(found, RedriveJob)
+                counts.append(found.counts)
+            assert counts == [{"done": 2}, {"done": 1}, {"done": 1}]
+
+    world.run(story())
+
+
 def test_stopped_job_tells_of_its_last_step(tmp_path: Path) -> None:
     """Stopped while a step is under way: what the step did is counted, and nothing more is begun."""
     faults = ScriptedFaults()
