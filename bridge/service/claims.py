@@ -151,7 +151,12 @@ class ClaimService:
         refused = refuse_for_group(call.rights, Verb.CHECK, call.group) or await self._find_refusal(call.group)
         while refused is None:
             claimed = await self._claim_now(call)
-            if claimed or isinstance(claimed, Refused):
+            if isinstance(claimed, Refused):
+                return claimed
+            if claimed and not call.is_wanted():  # it went, or its right did, while they were read
+                await self.give_back(claimed)
+                return []
+            if claimed:
                 return claimed
             waited = await self._watch.wait(call, deadline)
             if waited is Waited.OVER:

@@ -180,6 +180,28 @@ def test_caller_that_hung_up_holds_nothing(tmp_path: Path) -> None:
     world.run(story())
 
 
+def test_caller_that_hangs_up_while_its_checks_are_read_holds_none(tmp_path: Path) -> None:
+    """They were leased to nobody, for up to an hour; and nobody whose right was taken just then is shown them."""
+    world, board = make_service_world(tmp_path), CountingBoard()
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling():
+            async with world.projecting():
+                (transaction_id,) = await prepare(world, api, 1)
+            await board.lay(transaction_id)
+            is_there = [True]
+            gone = call()._replace(is_wanted=lambda: is_there[0])
+            claiming = asyncio.ensure_future(make_claims(world, api, board).claim(gone))
+            await world.sleep(100)  # it has claimed, and waits for the projection
+            assert board.free() == []
+            is_there[0] = False
+            async with world.projecting():
+                assert ids_of(await claiming) == []
+            assert board.free() == [transaction_id]
+
+    world.run(story())
+
+
 def test_too_many_waiting_are_sent_away(tmp_path: Path) -> None:
     """503 at once: those that wait must not fill the process (82)."""
     world, board = make_service_world(tmp_path), CountingBoard()
