@@ -178,6 +178,8 @@ def _head_of(tables: Tables, group: sa.ColumnElement[Any]) -> sa.ScalarSelect[An
 
 _ROW_ID: Final = "outbox_row_id"
 _ATTEMPTS: Final = "outbox_attempts"
+_BYTES: Final = "outbox_bytes"
+MAX_CLAIM_BYTES: Final = 16 * 1024 * 1024  # a relay holds some of its claims in memory, and some times over
 _FROM_ROW_ID: Final[Sequence[tuple[type[sa.types.TypeEngine[Any]], Callable[[str], object]]]] = (
     (sa.String, str),
     (sa.Integer, int),
@@ -223,16 +225,15 @@ def claim_rows(
     found, onward = _find(conn, tables, max_rows, place)
     if not found:
         return Claimed((), (), onward)
-    _lease(conn, tables, found, token, lease_ms)
-    held = _held(conn, tables, token)
+    taken = _take(found)
+    _lease(conn, tables, taken, token, lease_ms)
+    held = _read_held(conn, tables, taken, token)
     rows, unread = [], []
-    for columns in found:
-        row_id = columns[_ROW_ID]
-        if row_id in held:
-            try:
-                rows.append(tables.source.read(columns, row_id, columns[_ATTEMPTS] or 0))
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
-                unread.append(Mark(row_id, PARKED, 0, f"no message: {error}"))
+    for row_id, attempts in [(columns[_ROW_ID], columns[_ATTEMPTS]) for columns in taken if columns[_ROW_ID] in held]:
+        try:
+            rows.append(tables.source.read(held[row_id], row_id, attempts or 0))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            unread.append(Mark(row_id, PARKED, 0, f"no message: {error}"))
     return Claimed(rows, unread, onward)
 
 
@@ -384,20 +385,49 @@ def _find(
 def _read_free(
     conn: Connection, tables: Tables, condition: sa.ColumnElement[bool], max_rows: int
 ) -> list[dict[str, Any]]:
-    """Rows that nobody has leased, parked or put off, locked until the end of the transaction."""
+    """Rows that nobody has leased, parked or put off, locked until the end of the transaction; not what is in them."""
     source, leases = tables.source, tables.leases
     row_id = AsRowId(source.key_column)
     attempts = sa.select(leases.c.attempts).where(of_source(tables), leases.c.row_id == row_id).scalar_subquery()
+    columns = {column.name: column for column in (source.key_column, source.sequence_column)}
+    size = _count_bytes(source.table, conn.dialect.name)
     query = (
-        sa.select(*map(_as_read, source.table.c), row_id.label(_ROW_ID), attempts.label(_ATTEMPTS))
+        sa.select(*columns.values(), row_id.label(_ROW_ID), attempts.label(_ATTEMPTS), size.label(_BYTES))
         .where(condition, sa.not_(is_busy(tables, row_id)))
         .order_by(*order_of(source, source.table))
         .limit(max_rows)
         .with_for_update(skip_locked=True, of=source.table if conn.dialect.name == "postgresql" else None)
     )
-    found = conn.execute(query)
+    return _as_dicts(conn.execute(query))
+
+
+def _as_dicts(found: sa.CursorResult[Any]) -> list[dict[str, Any]]:
     names = list(found.keys())
     return [dict(zip(names, row, strict=True)) for row in found]
+
+
+def _count_bytes(table: sa.Table, dialect: str) -> sa.ColumnElement[int]:
+    """Of all that is in a row."""
+    total: sa.ColumnElement[int] = sa.literal(0)
+    for column in table.c:
+        if dialect == "sqlite":
+            length = sa.func.length(sa.cast(column, sa.LargeBinary))  # of a text it would count characters
+        elif dialect == "postgresql" and not isinstance(column.type, sa.LargeBinary):
+            length = sa.func.octet_length(sa.cast(column, sa.Text))
+        else:
+            length = sa.func.octet_length(column)
+        total = total + sa.func.coalesce(length, 0)
+    return total
+
+
+def _take(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first of them, so many as a claim has room for; one at least. The others have their turn later."""
+    size = 0
+    for count, columns in enumerate(found):
+        size += columns[_BYTES]
+        if count and size > MAX_CLAIM_BYTES:
+            return found[:count]
+    return found
 
 
 def _as_read(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
@@ -445,9 +475,16 @@ def _lease(conn: Connection, tables: Tables, found: Sequence[Mapping[str, Any]],
         conn.execute(make_insert_missing(conn, leases).from_select(list(values), rows))
 
 
-def _held(conn: Connection, tables: Tables, token: str) -> set[str]:
-    query = sa.select(tables.leases.c.row_id).where(of_source(tables), tables.leases.c.token == token)
-    return set(conn.scalars(query))
+def _read_held(
+    conn: Connection, tables: Tables, taken: Sequence[Mapping[str, Any]], token: str
+) -> Mapping[str, Mapping[str, Any]]:
+    """What is in those that are leased under the token, by row id."""
+    source, leases = tables.source, tables.leases
+    row_id = AsRowId(source.key_column)
+    is_taken = is_among(conn.dialect, source.key_column, [columns[source.key_column.name] for columns in taken])
+    is_held = sa.exists().where(of_source(tables), leases.c.row_id == row_id, leases.c.token == token)
+    query = sa.select(*map(_as_read, source.table.c), row_id.label(_ROW_ID)).where(is_taken, is_held)
+    return {columns[_ROW_ID]: columns for columns in _as_dicts(conn.execute(query))}
 
 
 def _delete_leases(conn: Connection, tables: Tables, row_ids: Sequence[str]) -> None:

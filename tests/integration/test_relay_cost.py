@@ -1,6 +1,6 @@
 """What a claim reads grows with what it takes, not with what is held back; nor a cleaning with what it keeps."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -10,7 +10,8 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine.interfaces import CacheStats
 
-from outbox.hand_over import MemoryHandOver
+from outbox import relay_queries
+from outbox.hand_over import MemoryHandOver, OutboxRow, PublishResult
 from outbox.inbox import Inbox
 from outbox.relay import Relay, RelayConfig
 from outbox.relay_queries import Tables, find_heads
@@ -221,3 +222,35 @@ def test_outbox_without_the_index_is_served_too(world: OutboxWorld) -> None:
     relay = world.relay(bridge, source=MappedSource(events, ColumnMap(), "events"))
     assert [relay.run_once().published for _ in range(3)] == [3, 1, 0]
     assert [row.value for row in bridge.published] == [b"1", b"3", b"4", b"2"]
+
+
+class WeighingHandOver(MemoryHandOver):
+    """Notes how many bytes are in memory at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most_bytes = 0
+
+    def publish(self, rows: Sequence[OutboxRow]) -> Sequence[PublishResult]:
+        self.most_bytes = max(self.most_bytes, sum(len(row.value or b"") for row in rows))
+        return super().publish(rows)
+
+
+def test_large_rows_are_claimed_some_at_a_time(world: OutboxWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand that are as large as messages may be would take gigabytes: the relay would be killed each time."""
+    assert relay_queries.MAX_CLAIM_BYTES <= 32 * 1024 * 1024
+    monkeypatch.setattr(relay_queries, "MAX_CLAIM_BYTES", 12_000)
+    bridge = WeighingHandOver()
+    relay = world.relay(bridge)
+    world.enqueue(*[Sent("orders", str(n).encode() if n % 2 else None, bytes([n]) * 1_000) for n in range(20)])
+    world.enqueue(Sent("orders", b"too large for any claim", b"\xff" * 20_000), Sent("orders", b"small", b"\xff"))
+    weights = []
+    while world.count() != (0, 0):
+        relay.run_once()
+        weights.append(bridge.most_bytes)
+        bridge.most_bytes = 0
+    assert len(weights) == 4
+    *others, largest = sorted(weights)
+    assert largest == 20_000
+    assert max(others) <= 12_000
+    assert sorted(row.value[0] for row in bridge.published if row.value) == [*range(20), 255, 255]
