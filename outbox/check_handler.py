@@ -175,6 +175,7 @@ class AsyncCheckHandler:
         self.gate = CheckCallGuard(secrets, producer_groups, config or CheckConfig())
         self._answer = answer
         self._turns = asyncio.Semaphore(self.gate.config.max_calls_at_once)
+        self._working: set[asyncio.Task[None]] = set()
 
     async def respond_async(self, method: str, headers: Mapping[str, str], body: bytes) -> CheckResponse:
         """As CheckHandler.respond."""
@@ -182,12 +183,26 @@ class AsyncCheckHandler:
         if isinstance(call, CheckResponse):
             return call
         found = Findings(call)
+        work = asyncio.create_task(self._work(call.checks, found.tell))
+        self._working.add(work)
+        work.add_done_callback(self._end)
         try:
-            async with asyncio.timeout(self.gate.config.deadline_ms / 1000), self._turns:
-                await self._answer(call.checks, found.tell)
+            async with asyncio.timeout(self.gate.config.deadline_ms / 1000):
+                await asyncio.shield(work)  # its own end after a cancel, as of a connection that hangs, may take long
         except Exception as error:  # noqa: BLE001 - the outermost edge of the user's own code
             found.note(error)
+        finally:
+            work.cancel()
         return found.reply()
+
+    async def _work(self, checks: Sequence[Check], tell: Tell) -> None:
+        async with self._turns:
+            await self._answer(checks, tell)
+
+    def _end(self, work: "asyncio.Task[None]") -> None:
+        self._working.discard(work)
+        if not work.cancelled():
+            work.exception()  # what comes after the reply interests nobody
 
 
 def _is_awaited(answer: object) -> bool:

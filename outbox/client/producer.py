@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequ
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import aclosing, closing
-from typing import TypeAlias, TypeVar, Unpack
+from typing import Any, TypeAlias, TypeVar, Unpack
 
 from outbox.client.block import RecordWriter, end_or_leave, prepare_or_fail, result_of
 from outbox.client.bridge import AsyncBridge, Bridge
@@ -106,18 +106,21 @@ class CheckPool:
 
 
 class AsyncCheckPool:
-    """The same in the event loop; a check that is late is cancelled."""
+    """The same in the event loop; a check that is late is cancelled, and keeps its place until it has ended."""
 
     def __init__(self, check: Callable[[HalfMessage], Awaitable[object]], at_once: int, waiting: int) -> None:
         self._check = check
-        self._places = at_once + waiting
+        self._max_places = at_once + waiting
+        self._running: set[asyncio.Task[Any]] = set()
         self._turns = asyncio.Semaphore(at_once)
 
     async def answer(self, checks: Sequence[C], timeout_s: float) -> AsyncGenerator[tuple[C, Resolution]]:
         """Answers as they become known, until the time is over."""
-        taken = checks[: max(0, self._places)]
-        self._places -= len(taken)
-        asked = [asyncio.ensure_future(self._decide(check)) for check in taken]
+        taken = checks[: max(0, self._max_places - len(self._running))]
+        asked = [asyncio.create_task(self._decide(check)) for check in taken]
+        self._running.update(asked)
+        for task in asked:
+            task.add_done_callback(self._running.discard)
         try:
             for done in asyncio.as_completed(asked, timeout=timeout_s):
                 yield await done
@@ -126,8 +129,6 @@ class AsyncCheckPool:
         finally:
             for task in asked:
                 task.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
-            self._places += len(taken)
 
     async def _decide(self, check: C) -> tuple[C, Resolution]:
         async with self._turns:

@@ -248,6 +248,24 @@ async def test_async_answers_have_the_same_deadline() -> None:
     assert read(await post("POST", sign(body), body)) == {"first": "UNKNOWN"}
 
 
+async def test_async_answer_whose_own_end_hangs_keeps_nobody_waiting() -> None:
+    """As the close of a connection to a database that is frozen: what was known is answered all the same, in time."""
+    release = asyncio.Event()
+
+    async def hang(checks: Sequence[Check], tell: Tell) -> None:
+        tell(checks[0], Resolution.COMMIT)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await release.wait()
+
+    post = mount_asgi(AsyncCheckHandler([SECRET], hang, config=CheckConfig(deadline_ms=50)))
+    body = make_call("first", "second")
+    async with asyncio.timeout(10):
+        assert read(await post("POST", sign(body), body)) == {"first": "COMMIT"}
+    release.set()
+
+
 @pytest.mark.parametrize("returned", [[], [Resolution.COMMIT] * 3, ["COMMIT", None], None])
 async def test_callable_that_answers_nonsense_is_no_answer(
     open_handler: Callable[..., CheckHandler], returned: Any

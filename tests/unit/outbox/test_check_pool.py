@@ -148,6 +148,36 @@ async def test_places_of_hanging_checks_are_not_given_twice(make: Any) -> None:
     assert await pool.answer([Asked("t2")], 20) == {"t2": Resolution.COMMIT}
 
 
+async def test_task_whose_end_hangs_keeps_its_place_and_nobody_waiting() -> None:
+    """Not the checks that were answered in time; and a caller who is cancelled meanwhile takes no place along."""
+    release = asyncio.Event()
+
+    async def look(half: HalfMessage) -> LocalTransactionState:
+        try:
+            return COMMIT if half.transaction_id.startswith("t") else await asyncio.Future()
+        finally:
+            await release.wait() if half.transaction_id == "late" else None
+
+    async def answer(*names: str) -> list[str]:
+        answered = pool.answer([Asked(name) for name in names], 0.1)
+        return [check.transaction_id async for check, _ in answered]
+
+    pool = AsyncCheckPool(look, 2, 0)
+    async with asyncio.timeout(10):
+        assert await answer("late", "t1") == ["t1"]
+        assert await answer("t2", "t3") == ["t2"]
+        for _ in range(3):
+            gone = asyncio.create_task(answer("hangs"))
+            await asyncio.sleep(0.02)
+            gone.cancel()
+            await asyncio.sleep(0)
+            gone.cancel()
+            await asyncio.wait([gone])
+        release.set()
+        await asyncio.sleep(0.02)
+        assert await answer("t4", "t5") == ["t4", "t5"]
+
+
 async def test_log_shows_no_more_than_the_kind_of_an_error(make: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Drivers quote values in their errors."""
 
