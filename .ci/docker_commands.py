@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import zipfile
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
@@ -258,6 +259,10 @@ def run_chart(stage: Stage, kafka: SecuredKafka, database: Database, folder: Pat
     new = Container(stage, [], {}, Limits())
     key = new.run("key", "new").strip()
     shared = {"database-url": database.url, "admin-key": key, "security-keys": new.run("security", "new-key").strip()}
+    shared |= {
+        "pager-url": "https://pager.example.com/bridge",
+        "pager-secret": f"whsec_{b64encode(bytes(32)).decode()}",
+    }
     authority = Authority(folder)
     certificate = authority.issue()
     secrets = {"bridge-tls": {"tls.crt": certificate.cert.read_bytes(), "tls.key": certificate.key.read_bytes()}}
@@ -269,7 +274,11 @@ def run_chart(stage: Stage, kafka: SecuredKafka, database: Database, folder: Pat
         secrets[f"bridge-{role}"] = {name: value.encode() for name, value in own.items()}
         secrets[f"bridge-{role}"]["ca.crt"] = Path(options.pop("ssl.ca.location")).read_bytes()
     values = {
-        "settings": {"kafka": users["api"], "topics": {"prefix": SECURED, "queues": QUEUES}},
+        "settings": {
+            "kafka": users["api"],
+            "topics": {"prefix": SECURED, "queues": QUEUES},
+            "webhooks": EVERYTHING["settings"]["webhooks"],
+        },
         "secret": EVERYTHING["secret"],
         "tls": {"secret": "bridge-tls"},
         "roles": {
