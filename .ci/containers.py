@@ -141,6 +141,7 @@ def write_secret(
     known = secrets[volume["secretName"]]
     for item in volume.get("items") or [{"key": key, "path": key} for key in known]:
         path = folder / item["path"]
+        path.parent.mkdir(exist_ok=True)
         path.write_bytes(known[item["key"]])
         os.chown(path, 0, pod["securityContext"]["fsGroup"])
         path.chmod(volume["defaultMode"])
