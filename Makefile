@@ -37,7 +37,7 @@ examples: $(INSTALLED) ## every program in examples/, with the built wheel (need
 
 simulate: $(INSTALLED) ## the whole bridge under seeded schedules of faults (SEEDS=1000000 goes on where it was stopped)
 	$(BIN)/python -m pytest tests/simulation $(TEST_ARGS)
-	$(BIN)/python -m tests.simulation $(if $(SEEDS),--seeds $(SEEDS) --ledger .outbox-bridge/simulation.jsonl)
+	$(BIN)/python -m tests.simulation $(if $(SEEDS),--seeds $(SEEDS) --ledger .outbox-bridge/simulation.jsonl) $(SIMULATION_ARGS)
 
 crash-points: $(INSTALLED) ## every crash point, each with a real kill of a real process
 	$(BIN)/python -m pytest tests/crash $(TEST_ARGS)
