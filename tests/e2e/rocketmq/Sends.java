@@ -63,6 +63,7 @@ public final class Sends {
             ? null : new AclClientRPCHook(new SessionCredentials(arguments[3], arguments[4]));
         TransactionMQProducer producer = new TransactionMQProducer(arguments[2], hook);
         producer.setNamesrvAddr(arguments[0]);
+        producer.setSendMsgTimeout(60_000); // as long as a busy machine may take for a first send
         producer.setTransactionListener(new Listener());
         producer.start();
         boolean isAsked = false;
