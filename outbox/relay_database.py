@@ -69,6 +69,7 @@ class OutboxDatabase:
         schema = spec.schema if mapped is None else mapped.schema
         with told_errors(), self._engine.connect() as conn:
             source = _named_source(conn, spec) if mapped is None else _mapped_source(conn, mapped)
+            _check_keys(conn, source)
             leases = make_lease_table(sa.MetaData(), spec.lease_table, schema)
             _check_table(conn, leases)
         return Relay(self._engine, hand_over, source, leases, config)
@@ -157,6 +158,20 @@ def _reflect(conn: sa.Connection, name: str, schema: str | None) -> sa.Table:
         return sa.Table(name, sa.MetaData(), schema=schema, autoload_with=conn)
     except NoSuchTableError as error:
         raise TableMissing(name, conn.dialect.name) from error
+
+
+def _check_keys(conn: sa.Connection, source: OutboxSource) -> None:
+    """SQLite gives a deleted row's number to the next one. Source: SQLite, "SQLite Autoincrement"."""
+    table, key = source.table, source.key_column
+    is_number = list(table.primary_key.columns) == [key] and isinstance(key.type, sa.Integer)
+    if conn.dialect.name != "sqlite" or table.schema is not None or not is_number:
+        return
+    made_by = conn.scalar(sa.text("SELECT sql FROM sqlite_master WHERE name = :name"), {"name": table.name})
+    if made_by is not None and "AUTOINCREMENT" not in made_by.upper():
+        raise OutboxConfigError(
+            f"SQLite uses values of {table.name}.{key.name} again once their rows are published and deleted, and the"
+            f" bridge takes the second row for the first: declare it AUTOINCREMENT, or name another column as `key`"
+        )
 
 
 def _check_table(conn: sa.Connection, table: sa.Table) -> None:

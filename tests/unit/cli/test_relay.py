@@ -59,6 +59,24 @@ def test_table_of_another_shape_is_told_at_the_start(cli: Cli, tmp_path: Path, o
     assert (ended.code, "events has no column" in ended.err) == (2, True), ended.err
 
 
+def test_numbers_that_sqlite_uses_again_are_no_keys(cli: Cli, tmp_path: Path) -> None:
+    """Of two rows with one key the bridge would publish the first alone."""
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    metadata = sa.MetaData()
+    make_lease_table(metadata)
+    metadata.create_all(engine)
+    with engine.begin() as conn:
+        for name, key in (("again", "INTEGER PRIMARY KEY"), ("once", "integer primary key autoincrement")):
+            conn.execute(sa.text(f"CREATE TABLE {name} (id {key}, topic TEXT, key TEXT, payload TEXT)"))
+    engine.dispose()
+    codes = {}
+    for name in ("again", "once"):
+        source = write(tmp_path, f'table = "{name}"')
+        ended = cli("relay", "--database-url", str(engine.url), "-g", "shop", "--source", source, "--once")
+        codes[name] = ended.code, "AUTOINCREMENT" in ended.err
+    assert codes == {"again": (2, True), "once": (0, False)}
+
+
 def test_unreachable_database_tells_no_password(cli: Cli) -> None:
     """Once: exit code 5."""
     url = "postgresql+psycopg://shop:hidden@127.0.0.1:1/shop"
