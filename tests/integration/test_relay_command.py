@@ -136,7 +136,9 @@ def test_file_describes_a_table_of_somebody_else(bridge: SocketBridge, tmp_path:
     world = OutboxWorld(UserDatabase("sqlite", f"sqlite:///{tmp_path / 'shop.db'}", ""))
     with engine.begin() as conn:
         conn.execute(
-            sa.text("CREATE TABLE events (nr INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT, who TEXT, body TEXT, trace TEXT)")
+            sa.text(
+                "CREATE TABLE events (nr INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT, who TEXT, body TEXT, trace TEXT)"
+            )
         )
         conn.execute(sa.text("INSERT INTO events VALUES (1, 'order', '7', '{}', 't1')"))
     engine.dispose()
