@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 
 from outbox.hand_over import OutboxRow
 from outbox.sources import AsRowId, OutboxSource
-from outbox.transaction_record import DatabaseNow, make_insert_missing
+from outbox.transaction_record import DatabaseNow, durable_now, make_insert_missing
 
 WAITING: Final = "waiting"
 PARKED: Final = "parked"
@@ -452,7 +452,8 @@ def _has_earlier(tables: Tables) -> sa.ColumnElement[bool]:
 
 def _lease(conn: Connection, tables: Tables, found: Sequence[Mapping[str, Any]], token: str, lease_ms: int) -> None:
     leases = tables.leases
-    free_ms = DatabaseNow() + sa.literal(lease_ms, sa.BigInteger)
+    # nothing is published that a crash takes back: PostgreSQL's log is written up to this commit, whose rows lie before
+    free_ms = durable_now(is_postgres=conn.dialect.name == "postgresql") + sa.literal(lease_ms, sa.BigInteger)
     known = [columns[_ROW_ID] for columns in found if columns[_ATTEMPTS] is not None]
     if known:
         is_free = sa.and_(leases.c.state == WAITING, is_due(leases))

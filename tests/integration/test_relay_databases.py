@@ -95,3 +95,35 @@ def test_lease_of_a_clock_that_was_years_ahead_is_over(user_database: UserDataba
     assert [relay.run_once().published for _ in range(2)] == [2, 1]
     assert world.count() == (0, 0)
     world.engine.dispose()
+
+
+class FatalAgain(MemoryHandOver):
+    """The database dies whenever a row has been published."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__()
+        self._server = server
+
+    def publish(self, rows: Sequence[OutboxRow]) -> Sequence[PublishResult]:
+        fates = super().publish(rows)
+        self._server.kill()
+        return fates
+
+
+@pytest.mark.parametrize("mortal_database", ["postgresql"], indirect=True)
+def test_row_is_durable_before_it_is_published(mortal_database: MortalDatabase) -> None:
+    """With synchronous_commit off, a crash took back the local transaction whose message was out already."""
+    server, world = mortal_database.server, OutboxWorld(mortal_database.database)
+    with world.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
+        for setting in ("synchronous_commit = off", "wal_writer_delay = '10s'"):
+            conn.exec_driver_sql(f"ALTER SYSTEM SET {setting}")
+        conn.exec_driver_sql("SELECT pg_reload_conf()")
+        conn.exec_driver_sql("CHECKPOINT")  # so that the log's writer sleeps
+    world.enqueue(Sent("orders", b"k", b"0"))
+    hand_over = FatalAgain(server)
+    relay = world.relay(hand_over)
+    with pytest.raises(sa.exc.OperationalError):
+        relay.run_once()
+    server.start()
+    assert [row.value for row in hand_over.published] == [b"0"]
+    assert world.count() == (1, 1)
