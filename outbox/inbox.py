@@ -26,6 +26,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 from outbox.client.errors import Misuse, OutboxConfigError
 from outbox.tables import INBOX_ID_LENGTH, make_inbox_table
 from outbox.transaction_record import (
+    begin_for_savepoint,
     durable_now,
     find_connection,
     find_run,
@@ -230,6 +231,7 @@ def _note_rollback_to(connection: Connection, name: str, _: object) -> None:
 @event.listens_for(Engine, "savepoint")
 def _note_savepoint(connection: Connection, _: str | None) -> None:  # it has no name yet
     if connection in _GUARDS:
+        begin_for_savepoint(connection)
         _mark(connection, len([*_find_savepoints(connection)]))
 
 

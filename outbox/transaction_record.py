@@ -173,6 +173,14 @@ def is_autocommitting(conn: Connection) -> bool:
     return not driver.in_transaction
 
 
+def begin_for_savepoint(conn: Connection) -> None:
+    """Python's sqlite3 begins at the first write: a savepoint before that would be a transaction of its own, which its
+    end commits."""
+    driver: Any = conn.connection.driver_connection
+    if conn.dialect.name == "sqlite" and driver.isolation_level is not None and not driver.in_transaction:
+        _run(conn, f"BEGIN {driver.isolation_level}")
+
+
 def find_connection(session: Session | Connection, other: str) -> Connection:
     """That of a session. Raises Misuse. `other`: what takes sessions of asyncio."""
     if isinstance(session, Connection):

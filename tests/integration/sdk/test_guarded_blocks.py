@@ -293,3 +293,22 @@ async def test_scoped_session_of_an_event_loop_will_do(bridge: SocketBridge, tmp
         await scoped.remove()
     await engine.dispose()
     assert bridge.states_of(group) == ["COMMITTED"]
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_rows_of_a_savepoint_wait_for_the_end_of_the_block(
+    bridge: SocketBridge, engine: sa.Engine, face: Bridge, make: Callable[[sa.Engine], Any]
+) -> None:
+    """SQLite's driver begins at the first write: a savepoint before it was a transaction of its own, and committed."""
+    with closing(make(engine)) as session, suppress(ZeroDivisionError), face.transaction(session) as transaction:
+        with session.begin_nested():
+            session.execute(ORDERS.insert())
+        transaction.send("orders", value="v")
+        _ = 1 // 0
+    assert orders(engine) == []
+    with closing(make(engine)) as session, face.transaction(session) as transaction:
+        with session.begin_nested():
+            session.execute(ORDERS.insert())
+        transaction.send("orders", value="v")
+    assert orders(engine) == [1]
+    assert bridge.states_of(face.producer_group) == ["COMMITTED"]
