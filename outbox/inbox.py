@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 import sqlalchemy as sa
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Connection, Engine, ExceptionContext, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
 
@@ -33,6 +33,7 @@ from outbox.transaction_record import (
     find_scoped,
     is_autocommitting,
     is_older,
+    is_undone,
     make_insert_missing,
     raise_missing,
 )
@@ -59,9 +60,10 @@ class EventGuard:
         self.note_lost: Callable[[], None] = _ignore
         self.remedy = _COMMIT_AT_END
         self.savepoints: frozenset[str] = frozenset()  # what is guarded goes when one of these is rolled back
-        self.measure: Callable[[], int] = _measure_nothing
+        self.measure: Callable[[], int] = int  # which is 0
         self.marks: dict[object, int] = {}  # what it measured when a savepoint began, by that or by its depth
         self.is_refusing = True
+        self.is_undone = False  # by the database, which nobody may have noticed
         self.is_committed = False
         self.commits_begun = 0
         self._target = target
@@ -78,7 +80,7 @@ class EventGuard:
         """
         self.note_lost = note_lost
         self.remedy = remedy
-        self.measure = measure or _measure_nothing
+        self.measure = measure or int
         self.is_refusing = True
         self._watch_all()
         self.savepoints = frozenset(name for one in self._watched for name in _find_savepoints(one))
@@ -124,7 +126,8 @@ class EventGuard:
                 _GUARDS.pop(target, None)
         self._watched = []
         self.marks = {}
-        self.measure = _measure_nothing
+        self.is_undone = False
+        self.measure = int
         self.note_lost = _ignore  # it leads back to here: the session would be left to the garbage collector
 
 
@@ -149,10 +152,6 @@ def _find_savepoints(target: Session | Connection) -> Iterable[str]:
 
 def _ignore() -> None:
     """Before a guard is armed."""
-
-
-def _measure_nothing() -> int:
-    return 0
 
 
 @event.listens_for(Session, "before_commit")
@@ -248,7 +247,16 @@ def _note_lost_since(target: Session | Connection, savepoint: object) -> None:
 
 def _note_lost(target: Session | Connection) -> None:
     for guard in _GUARDS.get(target, ()):
+        guard.is_undone = False
         guard.note_lost()
+
+
+@event.listens_for(Engine, "handle_error")
+def _note_undone(context: ExceptionContext) -> None:
+    guards = _GUARDS.get(context.connection, ())
+    if guards and context.connection is not None and is_undone(context.original_exception, context.connection):
+        for guard in guards:
+            guard.is_undone = True
 
 
 def _refuse(guards: Sequence[EventGuard]) -> None:
@@ -305,11 +313,12 @@ class _OnceBlock(Generic[T]):
         guard = self._guard
         if guard is None:
             return
-        if error is None or self._is_lost:
+        is_undone = guard.is_undone
+        if self._is_lost or (error is None and not is_undone):
             guard.disarm()
         else:
             guard.fail(guard.disarm, _COMMIT_FAILED)
-        if error is None and self._is_lost:
+        if error is None and (self._is_lost or is_undone):
             raise Misuse("the session was rolled back or closed in the `with` block of the inbox")
 
     def _note_lost(self) -> None:

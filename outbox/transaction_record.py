@@ -41,6 +41,9 @@ if TYPE_CHECKING:  # at run time it needs greenlet, which comes with `sqlalchemy
 _LOCKED_OUT_STATES: Final = frozenset({"55P03", "40P01", "40001"})  # lock not available, deadlock, serialisation
 _LOCKED_OUT_NUMBERS: Final = frozenset({1205, 1213, 1020})  # the same in MariaDB and MySQL
 _SQLITE_BUSY: Final = frozenset({5, 6})  # SQLITE_BUSY, SQLITE_LOCKED, whatever the extended part says
+_UNDOING_NUMBERS: Final = frozenset({1020, 1206, 1213})  # changed since it was read, too many locks, deadlock
+_LOCK_WAIT_TIMEOUT: Final = 1205
+_SQLITE_UNDOING: Final = frozenset({7, 9, 10, 13, 19})  # no memory, interrupted, I/O, disk full, constraint
 
 
 # PostgreSQL's 0, which switches synchronous_commit on where it is off, for this transaction; other settings of it stay
@@ -227,6 +230,24 @@ def is_locked_out(error: DBAPIError) -> bool:
         return code & 0xFF in _SQLITE_BUSY
     number = origin.args[0] if origin is not None and origin.args else None
     return number in _LOCKED_OUT_NUMBERS
+
+
+def is_undone(error: BaseException, conn: Connection) -> bool:
+    """Whether the database has rolled back the whole transaction at this error: what comes next begins another one.
+
+    PostgreSQL refuses what comes next. Source: MariaDB, row_mysql_handle_errors; SQLite, "Response To Errors".
+    """
+    match conn.dialect.name:
+        case "sqlite":
+            driver: Any = conn.connection.driver_connection
+            is_undoing = getattr(error, "sqlite_errorcode", 0) & 0xFF in _SQLITE_UNDOING
+            return is_undoing and not driver.in_transaction
+        case "mysql" | "mariadb":
+            number = error.args[0] if error.args else None
+            if number == _LOCK_WAIT_TIMEOUT:
+                return bool(_run(conn, "SELECT @@innodb_rollback_on_timeout")[0])
+            return number in _UNDOING_NUMBERS
+    return False
 
 
 @lru_cache(maxsize=16)  # building it costs five times what executing it does, in every local transaction

@@ -108,6 +108,11 @@ class LocalWork:
             return False
         return not self._given.registry.has() or self._given() is not self._session
 
+    @property
+    def is_undone(self) -> bool:
+        """Whether the database has rolled back by itself, as at a deadlock, and nobody since."""
+        return self._guard is not None and self._guard.is_undone
+
     def disarm(self) -> None:
         """The session is its owner's again."""
         if self._guard is not None:
@@ -328,6 +333,7 @@ class TransactionBlock:
 
     async def _leave(self, error: BaseException | None) -> None:
         self._is_open = False
+        is_undone = self._work.is_undone
         self._work.disarm()
         if error is not None:
             await self._abandon(error)
@@ -336,6 +342,9 @@ class TransactionBlock:
             raise Misuse(
                 "the session, or a savepoint, was rolled back or closed in the block after messages had been sent in it"
             )
+        elif is_undone:
+            await self._abandon(None)
+            raise Misuse("the database rolled the session back in the block, as it does at a deadlock: run it again")
         elif self._work.is_moved:
             await self._abandon(None)
             raise Misuse("the scoped session stands for another one than when the block began: leave it in its scope")

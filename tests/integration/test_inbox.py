@@ -203,6 +203,53 @@ def test_savepoint_parts_no_message_from_what_it_causes(engine: sa.Engine, make:
     assert take(inbox, engine, 1)
 
 
+def lose_a_deadlock(engine: sa.Engine, session: Session | sa.Connection) -> None:
+    """Rows 1 and 2 are there. The other transaction, which has written more, waits for the one and holds the other."""
+    with engine.connect() as other:
+        for _ in range(30):
+            act(other, 0)
+        touch(other, 2)
+        touch(session, 1)
+        waiting = threading.Thread(target=touch, args=(other, 1))
+        waiting.start()
+        with contextlib.suppress(sa.exc.OperationalError):
+            touch(session, 2)
+        waiting.join()
+        other.rollback()
+
+
+def touch(session: Session | sa.Connection, row: int) -> None:
+    session.execute(effects.update().where(effects.c.id == row).values(offset=9))
+
+
+def meet_a_later_write(engine: sa.Engine, session: Session | sa.Connection) -> None:
+    session.execute(sa.text("SET innodb_snapshot_isolation = ON"))
+    session.execute(sa.select(effects)).all()
+    with engine.begin() as other:
+        touch(other, 1)
+    with contextlib.suppress(sa.exc.OperationalError):
+        touch(session, 1)
+
+
+@pytest.mark.parametrize("user_database", ["mariadb"], indirect=True)
+@pytest.mark.parametrize("make", [Session, sa.Engine.connect], ids=["session", "connection"])
+@pytest.mark.parametrize("lose", [lose_a_deadlock, meet_a_later_write])
+def test_rest_of_a_transaction_is_not_kept_without_the_message(engine: sa.Engine, make: Any, lose: Any) -> None:
+    """At a deadlock MariaDB rolls the whole transaction back, and goes on in another one: what came then was kept, and
+    written again with the next delivery."""
+    with engine.begin() as conn:
+        for offset in (1, 2):
+            act(conn, offset)
+    inbox = Inbox("stamps")
+    with make(engine) as session, pytest.raises(Misuse, match="inbox"), session.begin():
+        with inbox.once(session, make_message(7)) as is_new:
+            assert is_new
+            lose(engine, session)
+            act(session, 7)
+    assert (7 in written(engine), rows(engine)) == (False, 0)
+    assert take(inbox, engine, 7)
+
+
 @pytest.mark.parametrize("user_database", ["postgresql", "mariadb"], indirect=True)
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_second_consumer_waits_for_the_first(engine: sa.Engine, *, is_kept: bool) -> None:

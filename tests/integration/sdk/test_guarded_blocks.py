@@ -312,3 +312,29 @@ def test_rows_of_a_savepoint_wait_for_the_end_of_the_block(
         transaction.send("orders", value="v")
     assert orders(engine) == [1]
     assert bridge.states_of(face.producer_group) == ["COMMITTED"]
+
+
+def roll_back_by_the_database(session: Any) -> None:
+    with suppress(sa.exc.IntegrityError):
+        session.execute(ORDERS.insert().prefix_with("OR ROLLBACK").values(id=1))
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_message_is_not_sent_whose_rows_the_database_took_back(
+    bridge: SocketBridge, engine: sa.Engine, face: Bridge, make: Callable[[sa.Engine], Any]
+) -> None:
+    """What comes behind such an error is a transaction of its own, without the rows before it."""
+    with engine.begin() as conn:
+        conn.execute(ORDERS.insert().values(id=1))
+    with closing(make(engine)) as session:
+        with pytest.raises(Misuse, match="database"), face.transaction(session) as transaction:
+            session.execute(ORDERS.insert().values(id=2))
+            roll_back_by_the_database(session)
+            transaction.send("orders", value="v")
+        with face.transaction(session) as transaction:
+            roll_back_by_the_database(session)
+            session.rollback()  # noticed: what comes now is the block's
+            session.execute(ORDERS.insert().values(id=3))
+            transaction.send("orders", value="v")
+    assert orders(engine) == [1, 3]
+    assert bridge.states_of(face.producer_group) == ["COMMITTED"]
