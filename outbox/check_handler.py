@@ -29,6 +29,7 @@ from outbox.client.checks import (
     encode_answer,
     encode_echo,
 )
+from outbox.client.connection import submit_or_run
 from outbox.client.errors import CallRefused, Misuse, OutboxConfigError, SignatureRefused
 from outbox.client.listener import Answered, read_answered
 
@@ -136,7 +137,7 @@ class CheckHandler:
         found = Findings(call)
         if self._pid != os.getpid():  # after a fork: threads are not inherited
             self._make_pool()
-        work = self._pool.submit(self._answer, call.checks, found.tell)
+        work = submit_or_run(self._pool, self._answer, call.checks, found.tell)
         try:
             work.result(self.gate.config.deadline_ms / 1000)
         except Exception as error:  # noqa: BLE001 - the outermost edge of the user's own code

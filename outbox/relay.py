@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 
+from outbox.client.connection import submit_or_run
 from outbox.client.errors import HandOverUnavailable, OutboxConfigError
 from outbox.enqueue import NOTIFY_CHANNEL
 from outbox.hand_over import HandOver, OutboxRow, PublishResult, PublishStatus
@@ -179,7 +180,7 @@ class Relay:
             under_way: set[Future[RelayCounts]] = set()
 
             def begin(claim: Claim) -> None:
-                under_way.add(pool.submit(self._carry_out_noted, claim, stop, note))
+                under_way.add(submit_or_run(pool, self._carry_out_noted, claim, stop, note))
 
             while not stop.is_set():
                 try:

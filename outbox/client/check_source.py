@@ -12,7 +12,6 @@ import random
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Self, TypeAlias, TypeVar
@@ -20,7 +19,7 @@ from typing import Any, Final, NamedTuple, Self, TypeAlias, TypeVar
 from outbox.client.calls import Call, Request, claim_call, end_call, leave_call, register_call
 from outbox.client.checks import Check, Tell, read_call
 from outbox.client.config import check_count, check_seconds
-from outbox.client.connection import LoopConnection, ThreadConnection, run_now
+from outbox.client.connection import LoopConnection, OwnThreads, ThreadConnection, run_now
 from outbox.client.errors import Closed, Misuse, NotFound, NotPullMode, OutboxConfigError, OutboxError, Refused
 from outbox.client.listener import Answered, read_answered
 from outbox.client.replies import Reply
@@ -189,12 +188,13 @@ class PullWorker:
         """
         if self._link.lifetime.is_closing:
             raise Closed("used after close")
-        pool, gone = ThreadPoolExecutor(2, thread_name_prefix="outbox-pull"), threading.Event()
+        threads, gone = OwnThreads(thread_name_prefix="outbox-pull"), threading.Event()
 
         async def answer(checks: Sequence[Check], tell: Tell) -> None:
-            await asyncio.get_running_loop().run_in_executor(pool, self._answer, checks, tell)
+            await asyncio.get_running_loop().run_in_executor(threads, self._answer, checks, tell)
 
         async def work() -> T:
+            asyncio.get_running_loop().set_default_executor(threads)  # for names that are looked up
             link, stopping = LoopConnection(self._link.url, self._link.config), asyncio.Event()
             rounds = PullRounds(self._group, answer, self._config)
             running = asyncio.ensure_future(run(rounds, link.ask, stopping))
@@ -210,10 +210,9 @@ class PullWorker:
                 await link.cut_off()
 
         try:
-            return pool.submit(asyncio.run, work()).result()
+            return threads.submit(asyncio.run, work()).result()
         finally:
             gone.set()
-            pool.shutdown(wait=False, cancel_futures=True)
 
 
 class AsyncPullWorker:

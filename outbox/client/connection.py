@@ -8,7 +8,9 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from outbox.client.batcher import LoopBatcher, ThreadBatcher
@@ -31,6 +33,37 @@ def run_now(flow: Coroutine[Any, Any, T]) -> T:
         return result
     flow.close()
     raise RuntimeError("a step of a blocking flow has suspended")
+
+
+def submit_or_run(pool: ThreadPoolExecutor, call: Callable[..., T], *given: object) -> "Future[T]":
+    """In the pool; here once the main thread has ended: pools take nothing more then, though other threads go on."""
+    try:
+        return pool.submit(call, *given)
+    except RuntimeError:
+        done: Future[T] = Future()
+        run_into(done, call, *given)
+        return done
+
+
+def run_into(future: "Future[T]", call: Callable[..., T], *given: object) -> None:
+    """Runs the call now, unless it is cancelled; the future has what becomes of it."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(call(*given))
+    except BaseException as error:  # noqa: BLE001 - raised by whoever asks for the result
+        future.set_exception(error)
+
+
+class OwnThreads(ThreadPoolExecutor):
+    """A thread for each call: neither does it end with the main thread, nor does that wait for it."""
+
+    def submit(self, call: Callable[..., T], /, *given: Any, **named: Any) -> "Future[T]":
+        """As a pool's."""
+        future: Future[T] = Future()
+        arguments = (future, partial(call, *given, **named))
+        threading.Thread(target=run_into, args=arguments, name=self._thread_name_prefix, daemon=True).start()
+        return future
 
 
 class Lifetime:

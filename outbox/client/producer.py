@@ -16,6 +16,7 @@ from outbox.client.bridge import AsyncBridge, Bridge
 from outbox.client.caller import BridgeClient, CallTime
 from outbox.client.calls import PrepareOptions
 from outbox.client.config import BridgeConfig
+from outbox.client.connection import submit_or_run
 from outbox.client.errors import Misuse
 from outbox.client.listener import (
     AsyncTransactionListener,
@@ -50,6 +51,7 @@ class CheckPool:
         self._check = check
         self._threads = threads
         self._max_places = threads + waiting
+        self._is_closed = False
         self._make()
 
     def answer(self, checks: Sequence[C], timeout_s: float) -> Generator[tuple[C, Resolution]]:
@@ -68,18 +70,15 @@ class CheckPool:
 
     def close(self) -> None:
         """Takes no more; a check that still runs is not waited for."""
+        self._is_closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _submit(self, check: Check) -> "Future[Resolution] | None":
         with self._lock:
-            if self._places == 0:
+            if self._places == 0 or self._is_closed:
                 return None
             self._places -= 1
-        try:
-            future = self._pool.submit(self._decide, check)
-        except RuntimeError:  # closed
-            self._free(None)
-            return None
+        future = submit_or_run(self._pool, self._decide, check)
         future.add_done_callback(self._free)
         return future
 

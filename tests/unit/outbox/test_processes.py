@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -193,3 +194,73 @@ face.close()
 hanging.close()
 """
     assert run(script) == "interrupted\ninterrupted\n"
+
+
+AFTER_MAIN = """
+import sys, threading, time
+def after_main(work):
+    def run():
+        while threading.main_thread().is_alive():
+            time.sleep(0.01)
+        work()
+    threading.Thread(target=run).start()
+"""
+
+
+def test_relay_goes_on_after_the_main_thread(tmp_path: Path) -> None:
+    """As the documents start it, with nothing behind that: pools of threads take nothing any more then."""
+    script = """
+import sqlalchemy as sa
+from outbox import Message
+from outbox.enqueue import enqueue
+from outbox.hand_over import MemoryHandOver
+from outbox.relay import Relay
+from outbox.sources import OwnSource
+from outbox.tables import make_lease_table, make_outbox_table
+metadata, hand_over, stop = sa.MetaData(), MemoryHandOver(), threading.Event()
+table, leases = make_outbox_table(metadata), make_lease_table(metadata)
+engine = sa.create_engine(f"sqlite:///{sys.argv[1]}", poolclass=sa.NullPool)
+metadata.create_all(engine)
+with engine.begin() as conn:
+    enqueue(conn, Message("orders"))
+def relay():
+    note = lambda counts: (print(counts.published), stop.set())
+    Relay(engine, hand_over, OwnSource(table), leases).run_forever(stop, note)
+after_main(relay)
+"""
+    assert run(AFTER_MAIN + script, str(tmp_path / "shop.db")) == "1\n"
+
+
+def test_checks_are_answered_after_the_main_thread(bridge: CannedServer) -> None:
+    """By whoever fetches them, also of a listener, and at the endpoint."""
+    check = {"transaction_id": PUBLISHED["transaction_id"], "check_number": 1, "nonce": "n",
+             "born_time": "2026-01-31T12:00:00.000Z", "idempotency_key": None, "messages": []}  # fmt: skip
+    claimed = {"type": "transaction.check", "producer_group": "shop", "checks": [check]}
+    bridge.answer("POST", "/v1/producer-groups/shop/checks/claim", 200, claimed)
+    path = f"/v1/transactions/{PUBLISHED['transaction_id']}/resolution"
+    bridge.answer("POST", path, 200, PUBLISHED)
+    bridge.answer("POST", "/v1/resolutions", 200, {"results": [{"status": 200, **PUBLISHED}]})
+    script = """
+import outbox
+class Listener(outbox.TransactionListener):
+    def execute_local_transaction(self, half, arg): ...
+    def check_local_transaction(self, half):
+        return outbox.LocalTransactionState.COMMIT_MESSAGE
+producer = outbox.TransactionProducer("shop", Listener(), sys.argv[1].replace("127.0.0.1", "localhost"))
+after_main(lambda: print(producer.pull_worker(producer.answer).run_once()))
+"""
+    assert run(AFTER_MAIN + script, bridge.url) == "PullCounts(claimed=1, answered=1, late=0, failed=0)\n"
+
+
+def test_daemon_that_fetches_checks_does_not_keep_the_process(bridge: CannedServer) -> None:
+    """A daemon thread is meant to end with the process."""
+    claimed = {"type": "transaction.check", "producer_group": "shop", "checks": []}
+    bridge.answer("POST", "/v1/producer-groups/shop/checks/claim", 200, claimed)
+    script = """
+import sys, threading, time, outbox
+worker = outbox.Bridge(sys.argv[1], "shop").pull_worker(lambda checks, tell: None)
+threading.Thread(target=worker.run_forever, args=(threading.Event(),), daemon=True).start()
+time.sleep(0.5)
+print("ends")
+"""
+    assert run(script, bridge.url) == "ends\n"
