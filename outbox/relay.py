@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -173,10 +173,10 @@ class Relay:
     def run_forever(self, stop: threading.Event, note: Callable[[RelayCounts], object] = lambda _: None) -> None:
         """Rounds until `stop`; the last ones are carried out. No error ends it. `note` is called after each round."""
 
-        waker = Notifier(self._engine)
         failures = 0
         self._cleaned_ms = self._now_ms()
-        with ThreadPoolExecutor(self._config.max_requests, thread_name_prefix="outbox-relay") as pool:
+        pool = ThreadPoolExecutor(self._config.max_requests, thread_name_prefix="outbox-relay")
+        with closing(Notifier(self._engine)) as waker, pool:
             under_way: set[Future[RelayCounts]] = set()
 
             def begin(claim: Claim) -> None:
@@ -194,7 +194,6 @@ class Relay:
                     _LOG.warning("relay_failed error=%s failures=%d", _describe(error), failures)
                 if pause_ms:
                     stop.wait(max(pause_ms, self._pause_ms(failures - 1)) / 1000)
-        waker.close()
 
     def read_parked(self, max_rows: int = 100) -> Sequence[tuple[str, str]]:
         """Rows that the bridge refused, by id, and why."""

@@ -1,14 +1,18 @@
 """The relay while its database is killed and comes back, or has a wrong clock."""
 
+import gc
 import threading
 import time
 from collections.abc import Sequence
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy import orm
 
+from outbox.enqueue import enqueue
 from outbox.hand_over import MemoryHandOver, OutboxRow, PublishResult
-from outbox.relay import Notifier, RelayConfig
+from outbox.relay import Notifier, Relay, RelayConfig
+from outbox.sources import OwnSource
 from tests.support.cli_process import wait_for
 from tests.support.outbox_world import OutboxWorld, Sent
 from tests.support.user_database import MortalDatabase, Server, UserDatabase
@@ -127,3 +131,31 @@ def test_row_is_durable_before_it_is_published(mortal_database: MortalDatabase) 
     server.start()
     assert [row.value for row in hand_over.published] == [b"0"]
     assert world.count() == (1, 1)
+
+
+class Interrupt(threading.Event):
+    """Ctrl-C while the relay waits for rows."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        super().__init__()
+        self._pool = engine.pool
+
+    def is_set(self) -> bool:
+        if isinstance(self._pool, sa.QueuePool) and self._pool.checkedout():
+            raise KeyboardInterrupt
+        return False
+
+
+@pytest.mark.parametrize("user_database", ["postgresql"], indirect=True)
+def test_relay_that_is_interrupted_leaves_nothing_in_the_pool(user_database: UserDatabase) -> None:
+    """Its connection for notifications commits each statement by itself: the service's next session kept what was
+    rolled back."""
+    world, engine = OutboxWorld(user_database), sa.create_engine(user_database.url)
+    with pytest.raises(KeyboardInterrupt):
+        Relay(engine, MemoryHandOver(), OwnSource(world.table), world.leases).run_forever(Interrupt(engine))
+    gc.collect()
+    with orm.Session(engine) as session:
+        enqueue(session, Sent("orders"), table=world.table)
+        session.rollback()
+    engine.dispose()
+    assert world.count() == (0, 0)
