@@ -12,7 +12,9 @@ from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 
+from outbox.client.errors import is_read_only
 from outbox.hand_over import OutboxRow
 from outbox.sources import AsRowId, OutboxSource
 from outbox.transaction_record import DatabaseNow, durable_now, make_insert_missing
@@ -354,8 +356,13 @@ def relay_transaction(conn: Connection) -> Iterator[None]:
     """A transaction in which each statement sees what was committed before it."""
     if conn.dialect.name != "sqlite":
         conn = conn.execution_options(isolation_level="READ COMMITTED")
-    with conn.begin():
-        yield
+    try:
+        with conn.begin():
+            yield
+    except DBAPIError as error:
+        if is_read_only(error):  # the next connection may lead to the server that has taken over
+            conn.invalidate()
+        raise
 
 
 def _find(

@@ -269,6 +269,7 @@ def refusal_of(problem: Problem) -> Refused:
 
 _CONSTRAINT, _ROLLED_BACK, _COMPLETION_UNKNOWN = "23", "40", "40003"
 _REFUSALS = frozenset({"IntegrityError", "PendingRollbackError"})
+_READ_ONLY, _READ_ONLY_ARGS = "25006", ((1290,), (1836,))  # PostgreSQL's SQLSTATE; numbers of MariaDB and MySQL
 _MAX_CAUSES = 10
 
 
@@ -283,6 +284,11 @@ def is_surely_not_committed(error: BaseException) -> bool:
     if states:
         return all(_is_refusal(state) for state in states)
     return any(kind.__name__ in _REFUSALS for cause in causes for kind in type(cause).__mro__)
+
+
+def is_read_only(error: BaseException) -> bool:
+    """Whether its server takes no writes, as one that another has taken over from: connections may outlive that."""
+    return any(_sqlstate(cause) == _READ_ONLY or cause.args[:1] in _READ_ONLY_ARGS for cause in _causes(error))
 
 
 def _is_refusal(state: str) -> bool:

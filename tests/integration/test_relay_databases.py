@@ -159,3 +159,17 @@ def test_relay_that_is_interrupted_leaves_nothing_in_the_pool(user_database: Use
         session.rollback()
     engine.dispose()
     assert world.count() == (0, 0)
+
+
+@pytest.mark.parametrize("user_database", ["postgresql"], indirect=True)
+def test_relay_leaves_a_server_that_takes_no_writes_any_more(user_database: UserDatabase) -> None:
+    """Another has taken over, and connections to this one have outlived that: each answers, and none can be used."""
+    world, engine, hand_over = OutboxWorld(user_database), sa.create_engine(user_database.url), MemoryHandOver()
+    with engine.begin() as conn:
+        conn.exec_driver_sql("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")  # this connection's server
+    world.enqueue(Sent("orders"))
+    relay = Relay(engine, hand_over, OwnSource(world.table), world.leases)
+    with pytest.raises(sa.exc.InternalError):
+        relay.run_once()
+    assert relay.run_once().published == 1
+    engine.dispose()

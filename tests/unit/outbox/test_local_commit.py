@@ -3,10 +3,11 @@
 import sqlite3
 
 import psycopg.errors
+import pymysql.err
 import pytest
 import sqlalchemy.exc
 
-from outbox.client.errors import is_surely_not_committed
+from outbox.client.errors import is_read_only, is_surely_not_committed
 
 
 def wrapped(
@@ -63,3 +64,10 @@ def test_endless_causes_end() -> None:
     first, second = ValueError(), ValueError()
     first.__cause__, second.__cause__ = second, first
     assert not is_surely_not_committed(first)
+
+
+def test_server_that_takes_no_writes_is_known_by_its_own_words() -> None:
+    """Of PostgreSQL by the SQLSTATE, of MariaDB and MySQL by the number."""
+    said = [psycopg.errors.ReadOnlySqlTransaction(), pymysql.err.OperationalError(1290, "running with --read-only")]
+    assert all(is_read_only(wrapped(error)) for error in said)
+    assert not is_read_only(wrapped(pymysql.err.OperationalError(1213, "Deadlock found")))
