@@ -2,9 +2,11 @@
 
 import base64
 import json
+import os
 import re
 import shutil
 import sqlite3
+import subprocess
 import sys
 import threading
 import time
@@ -187,3 +189,36 @@ def test_first_shop_of_the_documents_writes_nothing_after_it_answered_rollback(
     with sqlite3.connect(tmp_path / "shop.db") as database:
         assert database.execute("SELECT count(number) FROM orders").fetchone() == (0,)
     database.close()
+
+
+def test_order_of_django_stays_committed_whose_hook_fails(tmp_path: Path, bridge: CannedServer) -> None:
+    """What `on_commit` was told runs after the commit: a constraint that it violates takes no message back."""
+    copy_without_traces("django-orders", tmp_path)
+    script = """
+import os, sys
+os.environ["DJANGO_SETTINGS_MODULE"] = "store.settings"
+import django
+django.setup()
+from django.core.management import call_command
+from django.db.transaction import on_commit
+call_command("migrate", verbosity=0)
+from outbox import LocalCommitUnknown
+from store.bridging import AtomicSession, bridge
+from store.models import Order
+def place():
+    Order.objects.create(order_id="42", cents=10)
+try:
+    with AtomicSession() as session, bridge.transaction(session) as transaction:
+        place()
+        on_commit(lambda: Order.objects.create(order_id="42", cents=11))
+        transaction.send("orders.created", key="42")
+except LocalCommitUnknown:
+    print("unknown,", Order.objects.count(), "order")
+"""
+    settings = {"BRIDGE_URL": bridge.url, "CHECK_SECRETS": _SECRET, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path / "django-orders", env=os.environ | settings,
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("unknown, 1 order\n", "")
+    assert ends(bridge) == []

@@ -11,7 +11,7 @@ from typing import Self
 
 from django.conf import settings
 from django.db import IntegrityError
-from django.db.transaction import atomic
+from django.db.transaction import atomic, on_commit
 from sqlalchemy import create_engine
 
 from outbox import Bridge, LocalTransactionBarred
@@ -27,11 +27,18 @@ class AtomicSession:
     def __init__(self) -> None:
         self._atomic = atomic(durable=True)
         self._is_open = False
+        self._is_committed = False
 
     def commit(self) -> None:
-        """As leaving the block: what `on_commit` was told runs."""
+        """As leaving the block: what `on_commit` was told runs. Raises HookFailed if that fails: all is committed."""
         self._is_open = False
-        self._atomic.__exit__(None, None, None)
+        try:
+            self._atomic.__exit__(None, None, None)
+        except Exception as error:
+            if not self._is_committed:
+                raise
+            # not `from error`: a constraint that it violates says nothing of what is committed
+            raise HookFailed(f"{type(error).__name__}: {error}") from None
 
     def rollback(self) -> None:
         """As an exception in the block. After an end it changes nothing."""
@@ -43,12 +50,21 @@ class AtomicSession:
     def __enter__(self) -> Self:
         self._atomic.__enter__()
         self._is_open = True
+        on_commit(self._note_commit)  # the first of them
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.rollback()
+
+
+    def _note_commit(self) -> None:
+        self._is_committed = True
+
+
+class HookFailed(Exception):
+    """What was to run after the commit."""
 
 
 class RolledBack(Exception):
