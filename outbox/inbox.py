@@ -223,6 +223,7 @@ def _note_rollback_to(connection: Connection, name: str, _: object) -> None:
     names = [*_find_savepoints(connection)]
     _note_lost_since(connection, len(names) - 1 - names.index(name) if name in names else None)
     for guard in _GUARDS[connection]:
+        guard.is_undone = guard.is_undone and connection.dialect.name != "postgresql"  # others have it no more by then
         if name in guard.savepoints:
             guard.note_lost()
 

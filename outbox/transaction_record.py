@@ -235,9 +235,12 @@ def is_locked_out(error: DBAPIError) -> bool:
 def is_undone(error: BaseException, conn: Connection) -> bool:
     """Whether the database has rolled back the whole transaction at this error: what comes next begins another one.
 
-    PostgreSQL refuses what comes next. Source: MariaDB, row_mysql_handle_errors; SQLite, "Response To Errors".
+    PostgreSQL refuses what comes next, and takes a COMMIT for a ROLLBACK without a word. Source: MariaDB,
+    row_mysql_handle_errors; SQLite, "Response To Errors".
     """
     match conn.dialect.name:
+        case "postgresql":
+            return (getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)) is not None
         case "sqlite":
             driver: Any = conn.connection.driver_connection
             is_undoing = getattr(error, "sqlite_errorcode", 0) & 0xFF in _SQLITE_UNDOING

@@ -344,7 +344,7 @@ class TransactionBlock:
             )
         elif is_undone:
             await self._abandon(None)
-            raise Misuse("the database rolled the session back in the block, as it does at a deadlock: run it again")
+            raise Misuse("the database rolled the session back, at an error that was caught in the block: let it pass")
         elif self._work.is_moved:
             await self._abandon(None)
             raise Misuse("the scoped session stands for another one than when the block began: leave it in its scope")

@@ -250,6 +250,27 @@ def test_rest_of_a_transaction_is_not_kept_without_the_message(engine: sa.Engine
     assert take(inbox, engine, 7)
 
 
+@pytest.mark.parametrize("user_database", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("make", [Session, sa.Engine.connect], ids=["session", "connection"])
+def test_error_that_is_caught_in_the_block_loses_no_message(engine: sa.Engine, make: Any) -> None:
+    """PostgreSQL then takes the COMMIT for a ROLLBACK without a word, and the offset was committed. With a savepoint
+    around it nothing is lost."""
+    inbox = Inbox("stamps")
+
+    def act_twice(session: Session | sa.Connection, savepoint: Any) -> None:
+        with session.begin(), inbox.once(session, make_message(7)):
+            act(session, 7)
+            with contextlib.suppress(sa.exc.DataError), savepoint():
+                session.execute(sa.text("SELECT 1 / 0"))
+
+    with make(engine) as session:
+        with pytest.raises(Misuse, match="inbox"):
+            act_twice(session, contextlib.nullcontext)
+        assert (written(engine), rows(engine)) == ([], 0)
+        act_twice(session, session.begin_nested)
+    assert (written(engine), rows(engine)) == ([7], 1)
+
+
 @pytest.mark.parametrize("user_database", ["postgresql", "mariadb"], indirect=True)
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_second_consumer_waits_for_the_first(engine: sa.Engine, *, is_kept: bool) -> None:

@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from outbox import AsyncBridge, Bridge, Misuse
 from outbox.tables import make_record_table
+from tests.support.postgres import PostgresServer
 from tests.support.socket_bridge import SocketBridge
 
 METADATA = sa.MetaData()
@@ -338,3 +339,31 @@ def test_message_is_not_sent_whose_rows_the_database_took_back(
             transaction.send("orders", value="v")
     assert orders(engine) == [1, 3]
     assert bridge.states_of(face.producer_group) == ["COMMITTED"]
+
+
+class NoRecord:
+    """Where rows of the service's own are what a check looks for."""
+
+    def write(self, session: Session, transaction_id: str, producer_group: str) -> None:
+        """Nothing."""
+
+
+def test_message_is_not_sent_behind_an_error_that_was_caught(
+    bridge: SocketBridge, group: str, postgres: PostgresServer
+) -> None:
+    """PostgreSQL takes the COMMIT for a ROLLBACK then, without a word."""
+    engine = sa.create_engine(postgres.create(), poolclass=sa.NullPool)
+    METADATA.create_all(engine)
+    with Bridge(bridge.url, group, record=NoRecord()) as face, Session(engine) as session:
+        with pytest.raises(Misuse, match="database"), face.transaction(session) as transaction:
+            session.execute(ORDERS.insert().values(id=1))
+            transaction.send("orders", value="v")
+            with suppress(sa.exc.IntegrityError):
+                session.execute(ORDERS.insert().values(id=1))
+        with face.transaction(session) as transaction:
+            session.execute(ORDERS.insert().values(id=2))
+            with suppress(sa.exc.IntegrityError), session.begin_nested():
+                session.execute(ORDERS.insert().values(id=2))
+            transaction.send("orders", value="v")
+    assert orders(engine) == [2]
+    assert bridge.states_of(group) == ["COMMITTED"]
