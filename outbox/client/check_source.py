@@ -210,7 +210,8 @@ class PullWorker:
                 await link.cut_off()
 
         try:
-            return threads.submit(asyncio.run, work()).result()
+            result: T = threads.submit(asyncio.run, work()).result()
+            return result
         finally:
             gone.set()
 

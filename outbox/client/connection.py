@@ -58,7 +58,7 @@ def run_into(future: "Future[T]", call: Callable[..., T], *given: object) -> Non
 class OwnThreads(ThreadPoolExecutor):
     """A thread for each call: neither does it end with the main thread, nor does that wait for it."""
 
-    def submit(self, call: Callable[..., T], /, *given: Any, **named: Any) -> "Future[T]":
+    def submit(self, call: Callable[..., T], /, *given: object, **named: object) -> "Future[T]":
         """As a pool's."""
         future: Future[T] = Future()
         arguments = (future, partial(call, *given, **named))

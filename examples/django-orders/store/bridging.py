@@ -58,7 +58,6 @@ class AtomicSession:
     ) -> None:
         self.rollback()
 
-
     def _note_commit(self) -> None:
         self._is_committed = True
 

@@ -328,10 +328,8 @@ def test_message_is_not_sent_whose_rows_the_database_took_back(
     with engine.begin() as conn:
         conn.execute(ORDERS.insert().values(id=1))
     with closing(make(engine)) as session:
-        with pytest.raises(Misuse, match="database"), face.transaction(session) as transaction:
-            session.execute(ORDERS.insert().values(id=2))
-            roll_back_by_the_database(session)
-            transaction.send("orders", value="v")
+        with pytest.raises(Misuse, match="database"):
+            place(face, session, lambda: roll_back_by_the_database(session))
         with face.transaction(session) as transaction:
             roll_back_by_the_database(session)
             session.rollback()  # noticed: what comes now is the block's
@@ -348,6 +346,11 @@ class NoRecord:
         """Nothing."""
 
 
+def fail_unnoticed(session: Session) -> None:
+    with suppress(sa.exc.DataError):
+        session.execute(sa.text("SELECT 1 / 0"))
+
+
 def test_message_is_not_sent_behind_an_error_that_was_caught(
     bridge: SocketBridge, group: str, postgres: PostgresServer
 ) -> None:
@@ -355,11 +358,8 @@ def test_message_is_not_sent_behind_an_error_that_was_caught(
     engine = sa.create_engine(postgres.create(), poolclass=sa.NullPool)
     METADATA.create_all(engine)
     with Bridge(bridge.url, group, record=NoRecord()) as face, Session(engine) as session:
-        with pytest.raises(Misuse, match="database"), face.transaction(session) as transaction:
-            session.execute(ORDERS.insert().values(id=1))
-            transaction.send("orders", value="v")
-            with suppress(sa.exc.IntegrityError):
-                session.execute(ORDERS.insert().values(id=1))
+        with pytest.raises(Misuse, match="database"):
+            place(face, session, lambda: fail_unnoticed(session))
         with face.transaction(session) as transaction:
             session.execute(ORDERS.insert().values(id=2))
             with suppress(sa.exc.IntegrityError), session.begin_nested():
