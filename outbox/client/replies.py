@@ -204,7 +204,8 @@ def _read_success(status: int, members: Members, call: Call | Request) -> Reply 
     is_stored = status == 202 and isinstance(call, Call) and call.kind.prefers_async and "resolution" in members
     if not isinstance(transaction_id, str) or not transaction_id:
         return None
-    if members.get("state") not in _STATES and not is_stored:
+    state = members.get("state")
+    if not (isinstance(state, str) and state in _STATES) and not is_stored:
         return None
     if call.transaction_id is not None and transaction_id != call.transaction_id:
         return None
@@ -238,7 +239,7 @@ def _read_problem(document: object, status: int) -> Problem | None:
     kind, told_status = document.get("type"), document.get("status")
     if not isinstance(kind, str) or not kind.startswith(PROBLEM_PREFIX) or told_status != status:
         return None
-    outcome, state = document.get("outcome"), document.get("state")
+    outcome = _text(document.get("outcome"))
     return Problem(
         code=kind.removeprefix(PROBLEM_PREFIX),
         status=status,
@@ -247,7 +248,7 @@ def _read_problem(document: object, status: int) -> Problem | None:
         request_id=_text(document.get("instance")) or "",
         outcome=Outcome(outcome) if outcome in set(Outcome) else None,
         transaction_id=_text(document.get("transaction_id")),
-        state=_text(state),
+        state=_text(document.get("state")),
         errors=_places(document.get("errors")),
         retry_after_s=_seconds(document.get("retry_after")),
     )

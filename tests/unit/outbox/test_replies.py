@@ -75,6 +75,7 @@ def test_every_problem_of_the_bridge_is_understood(slug: str) -> None:
         said(409, {"type": "about:blank", "status": 409}),
         said(409, {"type": "https://outbox-bridge.dev/problems/already-resolved", "status": 422}),
         said(409, {"type": 7, "status": 409}),
+        said(200, {"transaction_id": ID, "state": []}),
         Answer(200, b"[" * 100_000),
     ],
 )
@@ -94,6 +95,14 @@ def test_no_answer_breaks_the_reader(status: int, document: Any) -> None:
     told = read_answers(answer, [END, END])
     assert len(told) == 2
     assert not any(isinstance(one, Told) for one in told)
+
+
+def test_outcome_that_is_no_word_is_none() -> None:
+    """The rest of the problem counts."""
+    problem = {"type": "https://outbox-bridge.dev/problems/illegal-topic", "status": 422, "outcome": {}}
+    told = read_answer(said(422, problem), END)
+    assert isinstance(told, Told)
+    assert (told.code, told.outcome) == ("illegal-topic", None)
 
 
 def test_each_call_of_a_batch_hears_its_own() -> None:
