@@ -254,8 +254,9 @@ def _note_lost(target: Session | Connection) -> None:
 
 @event.listens_for(Engine, "handle_error")
 def _note_undone(context: ExceptionContext) -> None:
-    guards = _GUARDS.get(context.connection, ())
-    if guards and context.connection is not None and is_undone(context.original_exception, context.connection):
+    connection = context.connection
+    guards = () if connection is None else _GUARDS.get(connection, ())  # None: there was none to be had
+    if connection is not None and guards and is_undone(context.original_exception, connection):
         for guard in guards:
             guard.is_undone = True
 

@@ -7,6 +7,7 @@ import pymysql.err
 import pytest
 import sqlalchemy.exc
 
+from outbox.client.block import load_guards
 from outbox.client.errors import is_read_only, is_surely_not_committed
 
 
@@ -71,3 +72,10 @@ def test_server_that_takes_no_writes_is_known_by_its_own_words() -> None:
     said = [psycopg.errors.ReadOnlySqlTransaction(), pymysql.err.OperationalError(1290, "running with --read-only")]
     assert all(is_read_only(wrapped(error)) for error in said)
     assert not is_read_only(wrapped(pymysql.err.OperationalError(1213, "Deadlock found")))
+
+
+def test_database_that_cannot_be_reached_is_told_as_without_the_sdk() -> None:
+    """Its listeners hear of errors of every engine of the process, also where there is no connection yet."""
+    load_guards()
+    with pytest.raises(sqlalchemy.exc.OperationalError, match="refused"):
+        sqlalchemy.create_engine("postgresql+psycopg://shop@127.0.0.1:1/shop").connect()
