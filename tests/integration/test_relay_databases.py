@@ -4,6 +4,7 @@ import gc
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 import sqlalchemy as sa
@@ -129,8 +130,17 @@ def test_row_is_durable_before_it_is_published(mortal_database: MortalDatabase) 
     with pytest.raises(sa.exc.OperationalError):
         relay.run_once()
     server.start()
+    wait_for(partial(_answers, world.engine), "a database that has recovered")
     assert [row.value for row in hand_over.published] == [b"0"]
     assert world.count() == (1, 1)
+
+
+def _answers(engine: sa.Engine) -> bool:
+    try:
+        with engine.connect():
+            return True
+    except sa.exc.OperationalError:
+        return False
 
 
 class Interrupt(threading.Event):
