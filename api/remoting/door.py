@@ -39,7 +39,8 @@ from bridge.core.grants import Rights, Verb
 from bridge.core.record import Source
 from bridge.core.transaction import TransactionView, is_transaction_id
 from bridge.service.access import Caller
-from bridge.service.answers import refuse_prepare, refuse_unavailable
+from bridge.service.admission import refuse_prepare
+from bridge.service.answers import refuse_unavailable
 from bridge.service.contract import Accepted, EndCall, Outcome, PrepareCall, Prepared, RefusalCode, Refused, Wait
 from bridge.service.transactions import TransactionService
 from bridge.sql.directory import SqlDirectory

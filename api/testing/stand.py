@@ -246,6 +246,7 @@ class CutEnds(TransactionService):
     def __init__(self, calls: TransactionService) -> None:
         vars(self).update(vars(calls))  # with all that it works with
         self._cuts: list[list[str]] = []
+        self._begin_end, self.begin_end = calls.begin_end, self._begin_unless_cut
 
     @property
     def left(self) -> list[str]:
@@ -274,14 +275,14 @@ class CutEnds(TransactionService):
         self.left.extend(call.transaction_id for call in calls if _is_producers(call))
         return [_refuse(call) if _is_producers(call) else next(answers) for call in calls]
 
-    def begin_end(
+    def _begin_unless_cut(
         self,
         call: EndCall,
         wait_ms: int,
         answer: Callable[[TransactionView | Refused], None],
         rights: Rights = EVERYTHING,
     ) -> bool:
-        return not self._cuts and super().begin_end(call, wait_ms, answer, rights)
+        return not self._cuts and self._begin_end(call, wait_ms, answer, rights)
 
 
 def _is_producers(call: EndCall) -> bool:

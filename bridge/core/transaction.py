@@ -164,6 +164,11 @@ def is_raw_id(raw: bytes) -> bool:
     return len(raw) == TRANSACTION_ID_LENGTH and raw[-1] in _LAST_BYTES and not raw.translate(None, _ID_BYTES)
 
 
+def can_exist(transaction_id: str, queues: int) -> bool:
+    """Whether a transaction could have this id where there are so many queues."""
+    return is_transaction_id(transaction_id) and queue_of(transaction_id) < queues
+
+
 def queue_of(transaction_id: str) -> int:
     """The queue of the half topic that holds the transaction."""
     return _QUEUES[transaction_id[:2]]

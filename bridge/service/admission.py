@@ -13,13 +13,13 @@ import structlog
 from bridge.clock import Clock
 from bridge.core.check_rules import is_group_name
 from bridge.core.errors import SqlUnavailable, StoreError
-from bridge.core.grants import Rights
+from bridge.core.grants import Rights, Verb
 from bridge.core.message import Message
 from bridge.core.properties import count_body_bytes, find_bad_header, is_property_text
 from bridge.core.record import SEEN_LIMIT_MS
 from bridge.core.transaction import TransactionView
 from bridge.fault_points import FaultPoint, reach
-from bridge.service.answers import refuse_group, refuse_prepare, refuse_unavailable
+from bridge.service.answers import refuse_group, refuse_right, refuse_unavailable
 from bridge.service.contract import Limits, PrepareCall, RefusalCode, Refused
 from bridge.service.journal import Deadline, EndOffsets
 from bridge.service.reads import CurrentRead, CurrentReads, Freshness
@@ -187,6 +187,7 @@ class RecentKeys:
 
 _is_key = re.compile(r"[\x20-\x7e]{1,200}").fullmatch
 _NO_LIMIT = 2**62
+_PREPARE = Verb.PREPARE  # Python finds the members of an enum only slowly
 
 
 class PendingGauge:
@@ -376,6 +377,15 @@ class Admission:
                 _LOG.warning("group_not_looked_up", reason=str(error))
             refused[group] = refuse_unavailable("the producer group could not be looked up")
         return refused
+
+
+def refuse_prepare(rights: Rights, call: PrepareCall) -> Refused | None:
+    """Why this may not be prepared, whatever else is said of it."""
+    may, group = rights.may, call.group
+    for message in call.messages:
+        if not may(_PREPARE, group, message.topic):
+            return refuse_right(_PREPARE, f"for producer group {group} and topic {message.topic}")
+    return None
 
 
 def refuse_call(call: PrepareCall, limits: Limits, *, is_known: bool = False) -> Refused | None:

@@ -1,41 +1,13 @@
-"""What callers may do, and what they get: views of op messages, refusals. Pure."""
-
-from collections.abc import Iterable
-from typing import TypeVar
-
-from msgspec.structs import replace
+"""Refusals that are the same wherever they are given: of what is asked, and of what a caller may not do. Pure."""
 
 from bridge.core.grants import Rights, Verb
 from bridge.core.measures import show_time
-from bridge.core.op_message import AnswerCode
-from bridge.core.record import Resolution, Source
 from bridge.core.transaction import TransactionState, TransactionView
-from bridge.service.contract import EndCall, Outcome, PrepareCall, RefusalCode, Refused
-from bridge.service.replies import ReceivedReply
-from bridge.store.message_store import PutResult, PutStatus, Refusal
+from bridge.service.contract import Outcome, RefusalCode, Refused
 
-# --- what callers get: views of op messages, refusals of puts and of states ---
+# --- refusals of what is asked, and of states ---
 
 FINAL = frozenset({TransactionState.COMMITTED, TransactionState.ROLLED_BACK})
-
-# Python finds a member of an enum, and its hash, only slowly.
-_COMMITTED, _ROLLED_BACK = TransactionState.COMMITTED, TransactionState.ROLLED_BACK
-_COMMIT, _UNKNOWN = Resolution.COMMIT, Resolution.UNKNOWN
-_BY_PRODUCER, _PREPARE, _DECIDE = Source.PRODUCER, Verb.PREPARE, Verb.DECIDE
-_PUT_OK, _OTHER_GROUP = PutStatus.PUT_OK, RefusalCode.PRODUCER_GROUP_MISMATCH
-
-
-def refuse_put(result: PutResult, transaction_id: str) -> Refused | None:
-    """The refusal of a put that is certainly not, or perhaps, written; None if it is."""
-    if result.status is _PUT_OK:
-        return None
-    if result.status is PutStatus.OUTCOME_UNKNOWN:
-        return refuse_unknown(transaction_id)
-    if result.refusal is Refusal.MESSAGE_TOO_LARGE:
-        return Refused(RefusalCode.MESSAGE_TOO_LARGE, "the transaction is larger than the journal takes")
-    if result.refusal is Refusal.HALTED:
-        return Refused(RefusalCode.UNAVAILABLE, result.detail, transaction_id=transaction_id, retry_after_s=10)
-    return Refused(RefusalCode.UNAVAILABLE, "the journal does not take records now", retry_after_s=1)
 
 
 def refuse_unheard(transaction_id: str | None = None) -> Refused:
@@ -82,94 +54,7 @@ def refuse_group(group: str) -> Refused:
     return Refused(RefusalCode.UNKNOWN_PRODUCER_GROUP, detail)
 
 
-def answer_end(call: EndCall, heard: ReceivedReply) -> TransactionView | Refused | None:
-    """The answer to an end that its queue's owner has decided; None if the owner does not know the transaction."""
-    view, code = heard.view, heard.code
-    if view is None or code is AnswerCode.UNKNOWN_TRANSACTION:
-        return None
-    if code is AnswerCode.GROUP_MISMATCH:
-        return _refuse_group(call.transaction_id)
-    if code is AnswerCode.BODY_EXPIRED:
-        detail = "no log has the messages of this transaction any more"
-        return Refused(RefusalCode.BODY_EXPIRED, detail, transaction_id=call.transaction_id, state=view.state)
-    return compare_end(call, view)
-
-
-def compare_end(call: EndCall, view: TransactionView) -> TransactionView | Refused:
-    """The recorded state as the answer to an end: a repeat gets the same answer, a contradiction the recorded state."""
-    if call.group is not None and call.group != view.group:
-        return _refuse_group(call.transaction_id)
-    if view.is_unproven:
-        return refuse_given_up(view)
-    resolution, state = call.resolution, view.state
-    if state is (_COMMITTED if resolution is _COMMIT else _ROLLED_BACK) or resolution is _UNKNOWN:
-        return view
-    if state is _COMMITTED or state is _ROLLED_BACK:
-        detail = f"the transaction is {view.state.value}"
-        return Refused(RefusalCode.ALREADY_RESOLVED, detail, transaction_id=view.transaction_id, state=view.state)
-    return refuse_unknown(call.transaction_id)
-
-
-def _refuse_group(transaction_id: str) -> Refused:
-    detail = "the transaction belongs to another producer group"
-    return Refused(RefusalCode.PRODUCER_GROUP_MISMATCH, detail, transaction_id=transaction_id)
-
-
 # --- what callers may do: the rules for every call, whichever way it came ---
-
-_ANY_GROUP = "for any producer group"
-
-
-def refuse_prepare(rights: Rights, call: PrepareCall) -> Refused | None:
-    """Why this may not be prepared, whatever else is said of it."""
-    may, group = rights.may, call.group
-    for message in call.messages:
-        if not may(_PREPARE, group, message.topic):
-            return refuse_right(_PREPARE, f"for producer group {group} and topic {message.topic}")
-    return None
-
-
-T = TypeVar("T")
-
-
-def scope_ends(rights: Rights, calls: Iterable[EndCall]) -> list[EndCall | Refused]:
-    """Each as `scope_end` has it."""
-    only = rights.find_only_group(_DECIDE)
-    return [
-        replace(call, group=only)
-        if only is not None and call.group is None and call.source is _BY_PRODUCER
-        else scope_end(rights, call)
-        for call in calls
-    ]
-
-
-def scope_end(rights: Rights, call: EndCall) -> EndCall | Refused:
-    """The end in the name of a group that the caller may decide for. For him there are no transactions of others."""
-    verb = Verb.CHECK if call.source is Source.CHECK else _DECIDE
-    if call.group is None:
-        only = rights.find_only_group(verb)
-        return replace(call, group=only) if only is not None else _refuse_unscoped(rights, verb) or call
-    if rights.may(verb, call.group):
-        return call
-    return refuse_missing(call.transaction_id) if rights.may_somewhere(verb) else refuse_right(verb, _ANY_GROUP)
-
-
-def _refuse_unscoped(rights: Rights, verb: Verb) -> Refused | None:
-    """Why an end that names no group may not be made."""
-    if rights.may_everywhere(verb):
-        return None
-    if not rights.may_somewhere(verb):
-        return refuse_right(verb, _ANY_GROUP)
-    detail = "which group's? this caller may not decide for all of them"
-    return Refused(RefusalCode.INVALID_REQUEST, detail, errors=(("/producer_group", detail),))
-
-
-def hide_others(rights: Rights, answer: T) -> T | Refused:
-    """The answer to an end, to somebody who must not learn that another group has such a transaction."""
-    if not isinstance(answer, Refused) or answer.code is not _OTHER_GROUP:
-        return answer
-    is_all_known = rights.may_everywhere(Verb.READ) or answer.transaction_id is None
-    return answer if is_all_known else refuse_missing(answer.transaction_id or "")
 
 
 def refuse_view(rights: Rights, verb: Verb, view: TransactionView) -> Refused | None:

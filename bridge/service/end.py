@@ -1,27 +1,24 @@
 """End transaction: resolutions into the journal, the answer from the op topic (design section 6)."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from bridge.clock import Clock
 from bridge.core.check_rules import is_group_name
+from bridge.core.grants import EVERYTHING, Rights, Verb
 from bridge.core.message import Message
-from bridge.core.record import MAX_REMARK_CHARS, EndRecord
+from bridge.core.op_message import AnswerCode
+from bridge.core.record import MAX_REMARK_CHARS, EndRecord, Resolution, Source
 from bridge.core.record_codec import encode_end
-from bridge.core.transaction import TransactionView, queue_of
+from bridge.core.transaction import TransactionState, TransactionView, can_exist, queue_of
 from bridge.fault_points import FaultPoint, reach
 from bridge.service.admission import is_text
-from bridge.service.answers import (
-    answer_end,
-    compare_end,
-    refuse_missing,
-    refuse_put,
-    refuse_unheard,
-    refuse_unknown,
-)
+from bridge.service.answers import refuse_given_up, refuse_missing, refuse_right, refuse_unheard, refuse_unknown
 from bridge.service.contract import Accepted, EndCall, Limits, Outcome, RefusalCode, Refused
-from bridge.service.journal import Deadline, Journal, LoneCall
+from bridge.service.journal import Deadline, Journal, LoneCall, refuse_put
 from bridge.service.reads import CurrentReads, refuse_read
 from bridge.service.replies import OpFollower, ReceivedReply
 from bridge.store.message_store import PutResult, PutStatus
@@ -29,7 +26,13 @@ from bridge.turns import Turns
 
 Settled = TransactionView | Refused
 T = TypeVar("T")
-_REFUSED = PutStatus.REFUSED
+_ANY_GROUP = "for any producer group"
+
+# Python finds a member of an enum, and its hash, only slowly.
+_COMMITTED, _ROLLED_BACK = TransactionState.COMMITTED, TransactionState.ROLLED_BACK
+_COMMIT, _UNKNOWN = Resolution.COMMIT, Resolution.UNKNOWN
+_BY_PRODUCER, _DECIDE = Source.PRODUCER, Verb.DECIDE
+_REFUSED, _OTHER_GROUP = PutStatus.REFUSED, RefusalCode.PRODUCER_GROUP_MISMATCH
 _ACKED = FaultPoint.END_ACKED  # for lists, and for calls that are alone
 _STEP_RECORDS = 256  # are made in about a millisecond
 
@@ -72,7 +75,7 @@ class Ender:
 
     def _check(self, call: EndCall) -> Refused | None:
         """Ids that cannot exist are refused without a record."""
-        if not self._reads.can_exist(call.transaction_id):
+        if not can_exist(call.transaction_id, self._journal.topics.queues):
             return refuse_missing(call.transaction_id)
         has_texts = call.actor is not None or call.reason is not None or call.remark is not None
         if not has_texts and (call.group is None or is_group_name(call.group)):
@@ -103,12 +106,16 @@ class Ender:
             calls, [_read_reply(*pair) for pair in zip(calls, heard, strict=True)], deadline
         )
 
-    def begin(self, call: EndCall, wait_ms: int, answer: Callable[[Settled], None]) -> bool:
+    def begin(
+        self, call: EndCall, wait_ms: int, answer: Callable[[Settled], None], rights: Rights = EVERYTHING
+    ) -> bool:
         """The answer to a call is given when it is settled, without a task. False: it has to be looked at, and nothing
         has happened."""
-        if self._check(call) is not None or not self.follower.can_open(1):
+        scoped = scope_end(rights, call)
+        if isinstance(scoped, Refused) or self._check(scoped) is not None or not self.follower.can_open(1):
             return False
-        alone = _LoneEnd(self, call, Deadline.after(self._clock, wait_ms), answer)
+        deadline = Deadline.after(self._clock, wait_ms)
+        alone = _LoneEnd(self, scoped, deadline, lambda told: answer(hide_others(rights, told)))
         self._journal.patience.add(alone, wait_ms)
         self._journal.put([alone.make_record(self._journal.topics.half, self._clock.now_ms())], alone.land)
         return True
@@ -260,3 +267,79 @@ def _refuse_lookup(refused: Refused) -> Refused:
         refused.transaction_id,
         retry_after_s=refused.retry_after_s,
     )
+
+
+def answer_end(call: EndCall, heard: ReceivedReply) -> TransactionView | Refused | None:
+    """The answer to an end that its queue's owner has decided; None if the owner does not know the transaction."""
+    view, code = heard.view, heard.code
+    if view is None or code is AnswerCode.UNKNOWN_TRANSACTION:
+        return None
+    if code is AnswerCode.GROUP_MISMATCH:
+        return _refuse_group(call.transaction_id)
+    if code is AnswerCode.BODY_EXPIRED:
+        detail = "no log has the messages of this transaction any more"
+        return Refused(RefusalCode.BODY_EXPIRED, detail, transaction_id=call.transaction_id, state=view.state)
+    return compare_end(call, view)
+
+
+def compare_end(call: EndCall, view: TransactionView) -> TransactionView | Refused:
+    """The recorded state as the answer to an end: a repeat gets the same answer, a contradiction the recorded state."""
+    if call.group is not None and call.group != view.group:
+        return _refuse_group(call.transaction_id)
+    if view.is_unproven:
+        return refuse_given_up(view)
+    resolution, state = call.resolution, view.state
+    if state is (_COMMITTED if resolution is _COMMIT else _ROLLED_BACK) or resolution is _UNKNOWN:
+        return view
+    if state is _COMMITTED or state is _ROLLED_BACK:
+        detail = f"the transaction is {view.state.value}"
+        return Refused(RefusalCode.ALREADY_RESOLVED, detail, transaction_id=view.transaction_id, state=view.state)
+    return refuse_unknown(call.transaction_id)
+
+
+def _refuse_group(transaction_id: str) -> Refused:
+    detail = "the transaction belongs to another producer group"
+    return Refused(RefusalCode.PRODUCER_GROUP_MISMATCH, detail, transaction_id=transaction_id)
+
+
+# --- which ends a caller may make, whichever way they came ---
+
+
+def scope_ends(rights: Rights, calls: Iterable[EndCall]) -> list[EndCall | Refused]:
+    """Each as `scope_end` has it."""
+    only = rights.find_only_group(_DECIDE)
+    return [
+        replace(call, group=only)
+        if only is not None and call.group is None and call.source is _BY_PRODUCER
+        else scope_end(rights, call)
+        for call in calls
+    ]
+
+
+def scope_end(rights: Rights, call: EndCall) -> EndCall | Refused:
+    """The end in the name of a group that the caller may decide for. For him there are no transactions of others."""
+    verb = Verb.CHECK if call.source is Source.CHECK else _DECIDE
+    if call.group is None:
+        only = rights.find_only_group(verb)
+        return replace(call, group=only) if only is not None else _refuse_unscoped(rights, verb) or call
+    if rights.may(verb, call.group):
+        return call
+    return refuse_missing(call.transaction_id) if rights.may_somewhere(verb) else refuse_right(verb, _ANY_GROUP)
+
+
+def _refuse_unscoped(rights: Rights, verb: Verb) -> Refused | None:
+    """Why an end that names no group may not be made."""
+    if rights.may_everywhere(verb):
+        return None
+    if not rights.may_somewhere(verb):
+        return refuse_right(verb, _ANY_GROUP)
+    detail = "which group's? this caller may not decide for all of them"
+    return Refused(RefusalCode.INVALID_REQUEST, detail, errors=(("/producer_group", detail),))
+
+
+def hide_others(rights: Rights, answer: T) -> T | Refused:
+    """The answer to an end, to somebody who must not learn that another group has such a transaction."""
+    if not isinstance(answer, Refused) or answer.code is not _OTHER_GROUP:
+        return answer
+    is_all_known = rights.may_everywhere(Verb.READ) or answer.transaction_id is None
+    return answer if is_all_known else refuse_missing(answer.transaction_id or "")

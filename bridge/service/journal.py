@@ -13,6 +13,8 @@ from bridge.clock import Clock, KafkaTime
 from bridge.core.errors import StoreTimeout
 from bridge.core.message import Message, MessageQueue
 from bridge.core.topics import InternalTopics
+from bridge.service.answers import refuse_unknown
+from bridge.service.contract import RefusalCode, Refused
 from bridge.store.message_store import MessageStore, PutResult, PutStatus, Refusal
 from bridge.turns import take_error
 
@@ -276,3 +278,19 @@ class Journal:
             elif offset > highest.get(queue_id, -1):
                 highest[queue_id] = offset
         return results
+
+
+# --- what callers are told of a put ---
+
+
+def refuse_put(result: PutResult, transaction_id: str) -> Refused | None:
+    """The refusal of a put that is certainly not, or perhaps, written; None if it is."""
+    if result.status is _PUT_OK:
+        return None
+    if result.status is PutStatus.OUTCOME_UNKNOWN:
+        return refuse_unknown(transaction_id)
+    if result.refusal is Refusal.MESSAGE_TOO_LARGE:
+        return Refused(RefusalCode.MESSAGE_TOO_LARGE, "the transaction is larger than the journal takes")
+    if result.refusal is Refusal.HALTED:
+        return Refused(RefusalCode.UNAVAILABLE, result.detail, transaction_id=transaction_id, retry_after_s=10)
+    return Refused(RefusalCode.UNAVAILABLE, "the journal does not take records now", retry_after_s=1)

@@ -15,7 +15,7 @@ from bridge.core.op_message import AnswerCode
 from bridge.core.record import Act, ActRecord, Resolution, Source
 from bridge.core.record_codec import encode_act
 from bridge.core.topics import InternalTopics
-from bridge.core.transaction import TransactionState, TransactionView, queue_of
+from bridge.core.transaction import TransactionState, TransactionView, can_exist, queue_of
 from bridge.fault_points import FaultPoint, reach
 from bridge.service.admission import is_text
 from bridge.service.answers import (
@@ -128,7 +128,7 @@ class Operators:
         return refuse_unavailable("the look at it could not be audited", view.transaction_id)
 
     async def _find(self, transaction_id: str, who: Who, deadline: Deadline) -> TransactionView | Refused:
-        if not self._reads.can_exist(transaction_id):
+        if not can_exist(transaction_id, self._reads.queues):
             return refuse_missing(transaction_id)
         if not all(is_text(text, self._max_text_chars) for text in (who.actor, who.reason)):
             return Refused(RefusalCode.INVALID_REQUEST, "actor or reason cannot be used", transaction_id=transaction_id)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from bridge.clock import KafkaTime
 from bridge.core.check_rules import first_wait_ms
-from bridge.core.grants import Rights
+from bridge.core.grants import EVERYTHING, Rights
 from bridge.core.message import Message, MessageQueue
 from bridge.core.properties import count_record_bytes
 from bridge.core.record import EndRecord, HalfMessage, Resolution, Source, is_too_late, is_void
@@ -18,9 +18,9 @@ from bridge.core.topics import choose_half_queue, choose_placing_key, hash_effec
 from bridge.core.transaction import IdRun, TransactionState, TransactionView, digest_bits, make_transaction_id
 from bridge.fault_points import FaultPoint, reach
 from bridge.service.admission import STEP_COST, Admission, GroupKey, KeyClaim, Keyed, Known, Repeats, find_cost
-from bridge.service.answers import FINAL, refuse_given_up, refuse_put, refuse_unheard, refuse_unknown
+from bridge.service.answers import FINAL, refuse_given_up, refuse_unheard, refuse_unknown
 from bridge.service.contract import Outcome, PrepareCall, Prepared, RefusalCode, Refused
-from bridge.service.journal import LATE, Deadline, Give, Journal, LoneCall
+from bridge.service.journal import LATE, Deadline, Give, Journal, LoneCall, refuse_put
 from bridge.service.reads import refuse_read
 from bridge.service.replies import OpFollower, ReceivedReply, ReplyBatch
 from bridge.store.message_store import PutResult, PutStatus
@@ -30,6 +30,7 @@ PrepareAnswer = Prepared | TransactionView | Refused
 
 _TRIES = 2  # of a keyed half message that was void: the first may only have fetched the time
 _RANDOM_BITS = 74
+_REUSED = Refused(RefusalCode.IDEMPOTENCY_KEY_REUSED, "the key was used with other content")
 _NO_MESSAGE = Message("")  # stands for several
 _PUT_OK, _PREPARED = PutStatus.PUT_OK, TransactionState.PREPARED  # Python finds the members of an enum only slowly
 
@@ -171,7 +172,9 @@ class Preparer:
         results = await self.append(messages, deadline)
         return [self.tell(*pair) for pair in zip(stored, results, strict=True)]
 
-    def begin(self, call: PrepareCall, rights: Rights, wait_ms: int, answer: Callable[[PrepareAnswer], None]) -> bool:
+    def begin(
+        self, call: PrepareCall, wait_ms: int, answer: Callable[[PrepareAnswer], None], rights: Rights = EVERYTHING
+    ) -> bool:
         """The answer to a call of which nothing is rare is given when its record is stored, without a task.
 
         False: something is, and nothing has happened.
@@ -344,12 +347,12 @@ class _Batch:
         draft.is_asked_only = view is not None
         if view is not None:
             return None
-        return _refuse_reuse() if wanted.key in known.by_key else self._claim(draft, wanted.key)
+        return _REUSED if wanted.key in known.by_key else self._claim(draft, wanted.key)
 
     def _claim(self, draft: _Draft, key: GroupKey) -> Refused | None:
         claim = self._preparer.repeats.keys.claim(key, draft.half.transaction_id)
         if claim is KeyClaim.TAKEN:
-            return _refuse_reuse()
+            return _REUSED
         draft.is_claimed = draft.is_claimed or claim is KeyClaim.MADE
         return None
 
@@ -489,10 +492,6 @@ def _is_doubtful(draft: _Draft, result: PutResult) -> bool:
 
 def _is_not_applied(answer: PrepareAnswer | None) -> bool:
     return isinstance(answer, Refused) and answer.outcome is Outcome.NOT_APPLIED
-
-
-def _refuse_reuse() -> Refused:
-    return Refused(RefusalCode.IDEMPOTENCY_KEY_REUSED, "the key was used with other content")
 
 
 def _refuse_void(transaction_id: str) -> Refused:

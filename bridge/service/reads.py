@@ -14,7 +14,7 @@ from bridge.core.errors import SqlUnavailable, StoreError
 from bridge.core.grants import EVERYTHING, Masks, Rights, Verb
 from bridge.core.message import Message, MessageQueue
 from bridge.core.topics import InternalTopics
-from bridge.core.transaction import TransactionView, is_transaction_id, queue_of
+from bridge.core.transaction import TransactionView, queue_of
 from bridge.service.answers import refuse_missing, refuse_unavailable
 from bridge.service.contract import Outcome, RefusalCode, Refused
 from bridge.service.journal import Deadline, EndOffsets
@@ -190,10 +190,7 @@ class CurrentReads:
         self._ends = ends
         self._positions = positions
         self._max_wait_ms = max_wait_ms
-
-    def can_exist(self, transaction_id: str) -> bool:
-        """Whether a transaction could have this id."""
-        return is_transaction_id(transaction_id) and queue_of(transaction_id) < self._ends.queues
+        self.queues = ends.queues
 
     def deadline(self) -> Deadline:
         """As long as a read may wait."""

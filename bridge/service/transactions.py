@@ -1,6 +1,6 @@
 """Transactions, as every face of the bridge sees them: prepare, end, look up, act. Stateless."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from bridge.clock import Clock
@@ -9,10 +9,10 @@ from bridge.core.explanation import Circumstances, Explanation, explain
 from bridge.core.grants import EVERYTHING, Rights, Verb
 from bridge.core.message import Message
 from bridge.core.record import Act, Resolution
-from bridge.core.transaction import TimelineEvent, TransactionState, TransactionView, queue_of
-from bridge.service.answers import hide_others, refuse_missing, refuse_unavailable, refuse_view, scope_end, scope_ends
+from bridge.core.transaction import TimelineEvent, TransactionState, TransactionView, can_exist, queue_of
+from bridge.service.answers import refuse_missing, refuse_unavailable, refuse_view
 from bridge.service.contract import Accepted, EndCall, PrepareCall, Prepared, Refused, Wait
-from bridge.service.end import Ender
+from bridge.service.end import Ender, hide_others, scope_ends
 from bridge.service.journal import Deadline
 from bridge.service.operate import Operators, Who
 from bridge.service.prepare import Preparer
@@ -42,6 +42,8 @@ class TransactionService:
         self._reads = reads
         self._bodies = bodies
         self._clock = clock
+        self.begin_prepare = preparer.begin  # one whose answer is given when it is there, without a task: as most are
+        self.begin_end = ender.begin
 
     async def prepare(
         self,
@@ -56,30 +58,6 @@ class TransactionService:
         call; then nothing is looked up (decision 0017).
         """
         return await self._preparer.prepare(calls, rights, self._deadline(wait_ms), first_try_ms)
-
-    def begin_prepare(
-        self,
-        call: PrepareCall,
-        wait_ms: int,
-        answer: Callable[[Prepared | TransactionView | Refused], None],
-        rights: Rights = EVERYTHING,
-    ) -> bool:
-        """A prepare whose answer is given when it is there, without a task: as most are. False: this one is not, and
-        nothing has happened."""
-        return self._preparer.begin(call, rights, wait_ms, answer)
-
-    def begin_end(
-        self,
-        call: EndCall,
-        wait_ms: int,
-        answer: Callable[[TransactionView | Refused], None],
-        rights: Rights = EVERYTHING,
-    ) -> bool:
-        """The same of an end that is waited for."""
-        scoped = scope_end(rights, call)
-        if isinstance(scoped, Refused):
-            return False
-        return self._ender.begin(scoped, wait_ms, lambda told: answer(hide_others(rights, told)))
 
     def kafka_time_ms(self) -> int:
         """What a caller may count on from for `first_try_ms`; 0 as long as it is not known."""
@@ -106,7 +84,7 @@ class TransactionService:
 
     async def get(self, transaction_id: str, rights: Rights = EVERYTHING) -> TransactionView | Refused:
         """The transaction as of now: sees every write acknowledged before the call."""
-        if not self._reads.can_exist(transaction_id):
+        if not can_exist(transaction_id, self._reads.queues):
             return refuse_missing(transaction_id)
         view = await self._reads.find_one(transaction_id, self._reads.deadline())
         return view if isinstance(view, Refused) else refuse_view(rights, Verb.READ, view) or view
@@ -128,7 +106,7 @@ class TransactionService:
             view = await self.get(transaction_id, rights)
             if isinstance(view, Refused):
                 return view
-        if not self._reads.can_exist(transaction_id):
+        if not can_exist(transaction_id, self._reads.queues):
             return refuse_missing(transaction_id)
         queues, deadline = [queue_of(transaction_id)], self._reads.deadline()
         read = await self._reads.read(queues, partial(read_timeline, transaction_id=transaction_id), deadline)
