@@ -28,7 +28,7 @@ from opentelemetry.trace import (
 from api.web.request import Asked
 from bridge.core.message import Header
 from bridge.core.transaction import TRACEPARENT, find_trace, is_sampled, read_trace
-from bridge.store.halves import LoadedHalf
+from bridge.store.message_store import LoadedHalf
 from checker.call import CheckCaller, EndpointCall, EndpointReply
 
 _FLUSH_S = 2.0

@@ -17,11 +17,11 @@ from bridge.core.errors import BridgeError, ConfigError, SqlUnavailable, StoreEr
 from bridge.core.keyring import OpSeals
 from bridge.core.message import MessageQueue
 from bridge.core.op_message import LogTopics
-from bridge.core.topics import InternalTopics
+from bridge.core.topics import InternalTopics, TopicDescription
 from bridge.fault_points import FaultPoint, reach
 from bridge.sql.engine import Database
 from bridge.sql.identity import TopicIdentity, begin_seals, read_beliefs, read_identity, read_keys, record_identity
-from bridge.store.message_store import ClusterDescription, MessageStore, TopicAdmin, TopicDescription
+from bridge.store.message_store import ClusterDescription, MessageStore, TopicAdmin
 
 _LOG = structlog.get_logger()
 _DAY_MS = 86_400_000

@@ -25,7 +25,7 @@ from bridge.core.properties import is_property_text
 from bridge.core.record import MAX_REMARK_CHARS, Resolution
 from bridge.core.transaction import Transaction, find_trace
 from bridge.directory import place_of
-from bridge.store.halves import LoadedHalf
+from bridge.store.message_store import LoadedHalf
 
 # --- bounds of the checker as a whole, and what it counts ---
 

@@ -16,8 +16,7 @@ from bridge.core.transaction import find_common_trace, queue_of
 from bridge.directory import Endpoint, UnansweredRound
 from bridge.fault_points import FaultPoint, reach
 from bridge.settler.bodies import Loaded
-from bridge.store.halves import LoadedHalf
-from bridge.store.message_store import PutResult, PutStatus
+from bridge.store.message_store import LoadedHalf, PutResult, PutStatus
 from checker.call import (
     TELLING_STATUSES,
     Answers,

@@ -30,7 +30,7 @@ from bridge.core.topics import InternalTopics, is_legal_topic, is_reserved_topic
 if TYPE_CHECKING:
     from api.settings import Settings
     from api.wiring import KafkaParts
-    from bridge.store.message_store import TopicDescription
+    from bridge.core.topics import TopicDescription
 
 topic = typer.Typer(cls=WholeSentences, no_args_is_help=True, help="Topics: create, list, delete, read along.")
 

@@ -1,8 +1,8 @@
-"""The internal topics, names that clients may use, queues of messages, and the least rights in Kafka."""
+"""The internal topics, names that clients may use, queues of messages, what a topic takes, and the least rights."""
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -11,6 +11,8 @@ from typing import NamedTuple
 from zlib import crc32
 
 from bridge.core.errors import ConfigError
+from bridge.core.message import BY_KEY, Message
+from bridge.core.properties import ID_HEADER_BYTES, count_record_bytes, measure_published
 
 # --- the internal topics, which names clients may use, and which queue a message belongs to ---
 
@@ -152,6 +154,63 @@ def choose_real_queue(key: bytes | None, transaction_id: str, queues: int) -> in
     """The queue of a real topic: murmur2 of the key, as Java clients choose; any by the transaction id without one."""
     hashed = crc32(transaction_id.encode()) if key is None else murmur2(key)
     return (hashed & 0x7FFFFFFF) % queues
+
+
+# --- a topic as the cluster describes it, and what it does not take ---
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    """A topic as the cluster describes it to us. `leaderless`: queues without a leader now.
+
+    `is_writable` False: an ACL forbids us to write. See `describe_topics` for one that we may not even describe.
+    """
+
+    name: str
+    topic_id: str
+    queues: int
+    leaderless: frozenset[int]
+    replication_factor: int
+    max_message_bytes: int
+    is_log_append_time: bool
+    timestamp_before_max_ms: int
+    timestamp_after_max_ms: int
+    config: Mapping[str, str]
+    is_writable: bool = True
+
+    @property
+    def is_key_required(self) -> bool:
+        """Whether the topic is compacted: it then refuses every record without a key."""
+        return "compact" in self.config.get("cleanup.policy", "")
+
+
+class NotTaken(StrEnum):
+    """What speaks against it; the same words as for what a cluster refuses."""
+
+    UNKNOWN_PARTITION = "UNKNOWN_PARTITION"
+    KEY_REQUIRED = "KEY_REQUIRED"
+    INVALID_TIMESTAMP = "INVALID_TIMESTAMP"
+    MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
+
+
+def find_obstacle(message: Message, topic: TopicDescription, now_ms: int, *, has_id_header: bool) -> NotTaken | None:
+    """Why the topic would refuse the message when it is published now, by Kafka's time; None if it takes it.
+
+    `has_id_header`: the message is published with the transaction's id as one header more. Rights are not judged here:
+    a commit that stands is tried.
+    """
+    if message.queue_id != BY_KEY and not 0 <= message.queue_id < topic.queues:
+        return NotTaken.UNKNOWN_PARTITION
+    if message.key is None and topic.is_key_required:
+        return NotTaken.KEY_REQUIRED
+    if message.timestamp_ms and not topic.is_log_append_time:
+        oldest_ms, newest_ms = now_ms - topic.timestamp_before_max_ms, now_ms + topic.timestamp_after_max_ms
+        if not oldest_ms <= message.timestamp_ms <= newest_ms:
+            return NotTaken.INVALID_TIMESTAMP
+    if count_record_bytes(message) + ID_HEADER_BYTES <= topic.max_message_bytes:
+        return None  # the estimate is cheaper than the figure
+    size = measure_published(message, has_id_header=has_id_header)
+    return NotTaken.MESSAGE_TOO_LARGE if size > topic.max_message_bytes else None
 
 
 # --- the least that each role must be allowed in Kafka ---

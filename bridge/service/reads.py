@@ -32,8 +32,7 @@ from bridge.sql.transactions import (
     read_stats,
     search_transactions,
 )
-from bridge.store.halves import HalfPlace, read_halves
-from bridge.store.message_store import GetStatus, MessageStore
+from bridge.store.message_store import GetStatus, HalfPlace, MessageStore, read_halves
 from bridge.turns import Recent, take_error
 
 # --- reads of the projection that see everything decided before they began, bodies from the logs, lags ---

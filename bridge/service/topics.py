@@ -12,11 +12,17 @@ from bridge.clock import Clock, KafkaTime
 from bridge.core.errors import StoreError
 from bridge.core.message import Message, MessageQueue
 from bridge.core.properties import measure_published
-from bridge.core.topics import InternalTopics, is_legal_topic, is_reserved_topic
+from bridge.core.topics import (
+    InternalTopics,
+    NotTaken,
+    TopicDescription,
+    find_obstacle,
+    is_legal_topic,
+    is_reserved_topic,
+)
 from bridge.service.contract import RefusalCode, Refused
 from bridge.service.journal import Deadline
-from bridge.store.message_store import MessageStore, TopicAdmin, TopicDescription
-from bridge.store.op_topic import NotTaken, find_obstacle
+from bridge.store.message_store import MessageStore, TopicAdmin
 from bridge.turns import Bucket, take_error
 
 # --- which topics messages may go to, and how often the cluster may be asked for names that are not known ---

@@ -27,8 +27,7 @@ from bridge.core.record_codec import decode_record, encode_parked, encode_publis
 from bridge.core.topics import PARKED_QUEUE, InternalTopics, choose_real_queue
 from bridge.core.transaction import Transaction
 from bridge.core.transition import Effect, LogPosition, Park, Publish, Reply, Rewrite, Schedule, WriteOp
-from bridge.store.halves import LoadedHalf
-from bridge.store.message_store import AtomicBatch, BatchKind
+from bridge.store.message_store import AtomicBatch, BatchKind, LoadedHalf
 
 _COMMIT = Resolution.COMMIT
 ReadRecord = tuple[LogPosition, Record, int]  # with the hash of the ordering key, plain because it is quicker to make

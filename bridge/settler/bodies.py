@@ -14,12 +14,10 @@ from bridge.core.message import Header, Message, StoredMessage
 from bridge.core.properties import PROPERTIES_HEADER
 from bridge.core.record import HalfMessage
 from bridge.core.record_codec import decode_record
-from bridge.core.topics import InternalTopics
+from bridge.core.topics import InternalTopics, TopicDescription, find_obstacle
 from bridge.core.transaction import Transaction
 from bridge.settler.batch import Destination, real_queue
-from bridge.store.halves import HalfPlace, LoadedHalf, read_halves
-from bridge.store.message_store import MessageStore, TopicAdmin, TopicDescription
-from bridge.store.op_topic import find_obstacle
+from bridge.store.message_store import HalfPlace, LoadedHalf, MessageStore, TopicAdmin, read_halves
 
 # --- bodies that wait for long, as few bytes more than their values: in chunks by journal offset ---
 

@@ -37,8 +37,7 @@ from bridge.settler.ports import (
 from bridge.settler.recovery import look_around, read_back
 from bridge.settler.retry import Retry
 from bridge.settler.writer import QueueWriter
-from bridge.store.halves import LoadedHalf
-from bridge.store.message_store import BatchKind, GetResult, QueueReader
+from bridge.store.message_store import BatchKind, GetResult, LoadedHalf, QueueReader
 
 _LOG = structlog.get_logger()
 

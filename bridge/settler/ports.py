@@ -16,8 +16,7 @@ from bridge.core.position import LowWatermarkConfig, Witness
 from bridge.core.transaction import Transaction
 from bridge.settler.blocked import BlockedSchedule
 from bridge.settler.bodies import KnownTopics, Loaded
-from bridge.store.halves import LoadedHalf
-from bridge.store.message_store import MessageStore, OwnerStore
+from bridge.store.message_store import LoadedHalf, MessageStore, OwnerStore
 
 
 class _Noted(NamedTuple):

@@ -20,8 +20,7 @@ from bridge.core.topics import InternalTopics
 from bridge.core.transition import LogPosition
 from bridge.fault_points import FaultPoint, reach
 from bridge.settler.ports import LogWatchPort, QueueMemory, SettlerPorts
-from bridge.store.halves import LoadedHalf
-from bridge.store.message_store import MessageStore, OwnerStore, QueueOffsets
+from bridge.store.message_store import LoadedHalf, MessageStore, OwnerStore, QueueOffsets
 
 _LOG = structlog.get_logger()
 _READ_COUNT = 5_000

@@ -14,8 +14,7 @@ from bridge.settler.blocked import LONGEST_BACKOFF_MS, LONGEST_SPLIT_MS, NOWHERE
 from bridge.settler.bodies import UNKNOWN_TOPIC, LoadedHalves
 from bridge.settler.ports import QueueCounts, QueueMemory, SettlerConfig, SettlerPorts
 from bridge.settler.writer import QueueWriter
-from bridge.store.halves import LoadedHalf
-from bridge.store.message_store import BatchKind
+from bridge.store.message_store import BatchKind, LoadedHalf
 
 _LOG = structlog.get_logger()
 

@@ -12,8 +12,7 @@ from bridge.fault_points import FaultPoint, reach
 from bridge.settler.batch import BatchTarget, QueueBatch
 from bridge.settler.bodies import Bodies, LoadedHalves
 from bridge.settler.ports import QueueCounts, QueueMemory, SettlerConfig, SettlerPorts
-from bridge.store.halves import LoadedHalf
-from bridge.store.message_store import BatchKind, BatchWriter
+from bridge.store.message_store import BatchKind, BatchWriter, LoadedHalf
 
 
 class QueueWriter:

@@ -5,10 +5,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from bridge.core.record import Act, Resolution, Source
+from bridge.core.topics import NotTaken
 from bridge.core.transaction import TransactionState
 from bridge.sql.leases import read_terms
 from bridge.sql.search import SearchFilter, search_transactions
-from bridge.store.op_topic import NotTaken
 from tests.simulation.clients import Asked
 from tests.simulation.operating import PULLED, Done
 from tests.simulation.oracle import Truth

@@ -14,8 +14,7 @@ from bridge.core.topics import InternalTopics
 from bridge.core.transaction import Transaction
 from bridge.core.transition import Effect, LogPosition
 from bridge.settler.batch import BatchTarget, Destination, QueueBatch
-from bridge.store.halves import LoadedHalf
-from bridge.store.message_store import BatchKind
+from bridge.store.message_store import BatchKind, LoadedHalf
 
 TOPICS = InternalTopics(queues=1)
 TARGET = BatchTarget(TOPICS, 0, "test")

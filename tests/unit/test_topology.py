@@ -12,12 +12,12 @@ from sqlalchemy import Connection
 
 from bridge.core.errors import SqlUnavailable
 from bridge.core.op_message import LogTopics
-from bridge.core.topics import InternalTopics
+from bridge.core.topics import InternalTopics, TopicDescription
 from bridge.sql.engine import InlineDatabase
 from bridge.sql.tables import cluster_identity
 from bridge.store.memory.process import MemoryProcess
 from bridge.store.memory.store import MemoryCluster
-from bridge.store.message_store import ClusterDescription, TopicDescription
+from bridge.store.message_store import ClusterDescription
 from bridge.store.op_topic import begin_queues, find_position
 from bridge.topology import (
     JOURNAL_RULES,

@@ -20,10 +20,10 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from confluent_kafka.admin import TopicDescription as Described  # type: ignore[attr-defined]
 
 from bridge.core.errors import StoreError, StoreTimeout, StoreUnavailable
-from bridge.core.topics import KafkaRight, Resource
+from bridge.core.topics import KafkaRight, Resource, TopicDescription
 from bridge.store.kafka.client import SILENCE, Silence, error_of, make_store_error
 from bridge.store.kafka.options import ClientErrors, KafkaConfig, admin_options
-from bridge.store.message_store import ClusterDescription, TopicDescription, TopicOutline
+from bridge.store.message_store import ClusterDescription, TopicOutline
 from bridge.turns import take_error
 
 T = TypeVar("T")

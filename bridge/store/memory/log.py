@@ -3,10 +3,9 @@
 from collections.abc import Callable, Iterator, Mapping
 
 from bridge.core.message import MessageQueue
-from bridge.core.topics import is_legal_topic
+from bridge.core.topics import TopicDescription, is_legal_topic
 from bridge.store.memory.link import Agenda, Code, LogError
 from bridge.store.memory.partition import Partition, Record, complete_config, make_acceptance, make_cleaning
-from bridge.store.message_store import TopicDescription
 
 
 class Topic:

@@ -8,6 +8,7 @@ from bridge.clock import Clock
 from bridge.core.errors import QueueHalted, StoreUnavailable
 from bridge.core.message import Message, MessageQueue, StoredMessage
 from bridge.core.properties import count_stored_bytes
+from bridge.core.topics import TopicDescription
 from bridge.store.memory.coordinators import GroupCoordinator, Membership, TransactionCoordinator
 from bridge.store.memory.link import (
     NEVER,
@@ -33,7 +34,6 @@ from bridge.store.message_store import (
     PutResult,
     PutStatus,
     QueueOffsets,
-    TopicDescription,
     TopicOutline,
 )
 

@@ -15,13 +15,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from bridge.clock import KafkaTime, SystemClock
 from bridge.core.errors import StoreUnavailable
 from bridge.core.message import Message
-from bridge.core.topics import InternalTopics
+from bridge.core.topics import InternalTopics, TopicDescription
 from bridge.service.contract import Outcome, RefusalCode
 from bridge.service.journal import Deadline
 from bridge.service.topics import TopicCache
 from bridge.store.kafka.admin import KafkaTopicAdmin
 from bridge.store.kafka.options import KafkaConfig
-from bridge.store.message_store import TopicDescription
 from tests.support.bridge_process import create_topics
 from tests.support.broker import BrokerFactory
 

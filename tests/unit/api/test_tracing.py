@@ -14,7 +14,7 @@ from bridge.core.message import Header, Message, StoredMessage
 from bridge.core.record import HalfMessage
 from bridge.core.record_codec import encode_half
 from bridge.core.transaction import read_trace
-from bridge.store.halves import LoadedHalf
+from bridge.store.message_store import LoadedHalf
 from checker.call import EndpointCall, EndpointReply, Failure
 
 TRACE_ID, SPAN_ID = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331

@@ -13,7 +13,7 @@ from bridge.core.measures import show_time
 from bridge.core.message import Message, StoredMessage
 from bridge.core.record import HalfMessage, Resolution
 from bridge.core.transaction import Transaction
-from bridge.store.halves import LoadedHalf
+from bridge.store.message_store import LoadedHalf
 from checker.call import Answers, decode_answers, encode_call, make_check
 
 ASKED = {"tx-a": "1-nonce-a", "tx-b": "2-nonce-b"}

@@ -26,9 +26,8 @@ from bridge.core.transaction import Transaction, make_transaction_id, queue_of
 from bridge.directory import Endpoint, MemoryDirectory, MemoryPullCheckStore, ProducerGroup, PullCheck, UnansweredRound
 from bridge.settler.bodies import Loaded
 from bridge.settler.ports import QueueOwner
-from bridge.store.halves import LoadedHalf
 from bridge.store.memory.store import MemoryStore
-from bridge.store.message_store import PutResult, PutStatus
+from bridge.store.message_store import LoadedHalf, PutResult, PutStatus
 from checker.call import CheckerConfig, EndpointCall, Handler, MemoryCaller, Response
 from checker.context import CheckContext
 from checker.service import CheckService

@@ -10,11 +10,12 @@ from bridge.clock import KafkaTime
 from bridge.core.errors import StoreUnavailable
 from bridge.core.message import Message, MessageQueue
 from bridge.core.record_codec import encode_published
+from bridge.core.topics import TopicDescription
 from bridge.service.contract import RefusalCode, Refused
 from bridge.service.journal import Deadline
 from bridge.service.topics import TopicCache, TopicCacheConfig
 from bridge.store.memory.store import MemoryTopicAdmin
-from bridge.store.message_store import PutStatus, TopicDescription
+from bridge.store.message_store import PutStatus
 from tests.support.memory_world import MemoryWorld, make_memory_world
 
 HOUR_MS = 3_600_000

@@ -17,9 +17,9 @@ from bridge.core.record_codec import decode_record
 from bridge.core.transaction import Transaction
 from bridge.core.transition import LogPosition
 from bridge.settler.bodies import Bodies
-from bridge.store.halves import LoadedHalf
 from bridge.store.memory.link import Fate, StepKind
 from bridge.store.memory.store import MemoryStore
+from bridge.store.message_store import LoadedHalf
 from tests.support.memory_faults import ScriptedFaults
 from tests.support.settler_world import SettlerWorld, make_settler_world
 

@@ -5,9 +5,9 @@ from collections.abc import Collection
 import pytest
 
 from bridge.core.message import Message
+from bridge.core.topics import TopicDescription
 from bridge.settler.bodies import KnownTopics
 from bridge.store.memory.store import MemoryCluster, MemoryTopicAdmin
-from bridge.store.message_store import TopicDescription
 from tests.support.virtual_time import VirtualClock
 
 HOUR_MS = 3_600_000

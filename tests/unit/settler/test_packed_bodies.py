@@ -9,7 +9,7 @@ from bridge.core.record_codec import encode_half
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import Transaction, make_transaction_id
 from bridge.settler.bodies import Bodies, PackedBodies
-from bridge.store.halves import LoadedHalf
+from bridge.store.message_store import LoadedHalf
 from tests.support.settler_world import make_settler_world
 
 _TEXT = st.text("abc", max_size=3)
