@@ -22,7 +22,8 @@ from bridge.log_watch import LogWatch
 from bridge.settler.batch import BatchTarget
 from bridge.settler.bodies import KnownTopics
 from bridge.settler.owner import OwnedQueue
-from bridge.settler.ports import QueueCounts, QueueMemory, QueueOwner, SettlerConfig, SettlerPorts
+from bridge.settler.ports import QueueOwner, SettlerConfig, SettlerPorts
+from bridge.settler.writer import QueueCounts, QueueMemory
 from bridge.store.memory.process import MemoryProcess
 from bridge.store.message_store import (
     AtomicBatch,

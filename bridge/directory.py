@@ -54,11 +54,6 @@ class ProducerGroup:
     created_ms: int = 0
     updated_ms: int = 0
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether its settings have always been the defaults, so that nobody can know it with others."""
-        return self.updated_ms == self.created_ms and self.settings == DEFAULT_SETTINGS
-
 
 class ProducerDirectory(Protocol):
     """The producer groups. Reads are from memory, refreshed beside; writes are the service's."""

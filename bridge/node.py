@@ -279,16 +279,12 @@ class Node:
 
         self._stack.push_async_callback(end)
 
-    def times_of(self, group: str) -> CheckTimes:
-        """When transactions of a producer group are checked."""
-        return self.directory.settings_of(group).times
-
     def make_projector(self) -> Projector:
         """The projector of this process, or one more."""
         backing, config = self.backing, self._config
         owners = self._seal(backing.gathering or backing.owners)
         ports = ProjectorPorts(
-            owners, backing.store, backing.admin, backing.database, backing.clock, self.times_of
+            owners, backing.store, backing.admin, backing.database, backing.clock, self.directory.times_of
         )  # fmt: skip
         return Projector(config.topics, config.owner, ports, config.projector)
 
@@ -297,8 +293,8 @@ class Node:
         backing, config = self.backing, self._config
         destinations = backing.destinations or KnownTopics(backing.admin, backing.clock)
         ports = SettlerPorts(
-            backing.store, self._seal(backing.owners), destinations, self.times_of, observer, backing.clock, self.log,
-            tracer=backing.tracer,
+            backing.store, self._seal(backing.owners), destinations, self.directory.times_of, observer, backing.clock,
+            self.log, tracer=backing.tracer,
         )  # fmt: skip
         has_id_header = config.destinations.has_id_header
         return Settler(config.topics, config.owner, ports, config.settler, has_id_header=has_id_header)

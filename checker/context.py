@@ -68,7 +68,7 @@ class PullCheckPublisher:
         self._clock = clock
         self._counts = counts
         self._make_owner = make_owner
-        self._tenures: dict[int, _OwnershipEpoch] = {}
+        self.epochs: dict[int, _OwnershipEpoch] = {}  # of queues with checks on the board
         self._taking: dict[int, asyncio.Task[_OwnershipEpoch]] = {}
         self._leaving: list[_OwnershipEpoch] = []
         self._lying: Counter[str] = Counter()  # by group
@@ -78,7 +78,7 @@ class PullCheckPublisher:
 
     def prepared(self, queue_id: int, transactions: Iterable[Transaction]) -> None:
         """Removes checks whose answers were counted."""
-        tenure = self._tenures.get(queue_id)
+        tenure = self.epochs.get(queue_id)
         for transaction in transactions if tenure and tenure.lying else ():
             assert tenure is not None
             check = tenure.lying.get(transaction.transaction_id)
@@ -87,14 +87,14 @@ class PullCheckPublisher:
 
     def ended(self, queue_id: int, transaction_ids: Iterable[str]) -> None:
         """Nobody is asked about these any more."""
-        tenure = self._tenures.get(queue_id)
+        tenure = self.epochs.get(queue_id)
         for transaction_id in transaction_ids if tenure and tenure.lying else ():
             assert tenure is not None
             self._forget(tenure, transaction_id)
 
     def queue_released(self, queue_id: int) -> None:
         """The queue is not ours any more."""
-        tenure = self._tenures.get(queue_id)
+        tenure = self.epochs.get(queue_id)
         if tenure is not None:
             self._drop(tenure)
             self._leaving.append(tenure)
@@ -107,7 +107,7 @@ class PullCheckPublisher:
 
     def find(self, queue_id: int, check: PullCheck) -> PullCheck | None:
         """The same check as it was put there, with the claims known then."""
-        tenure = self._tenures.get(queue_id)
+        tenure = self.epochs.get(queue_id)
         found = tenure.lying.get(check.transaction_id) if tenure else None
         return found if found is not None and found.check_number == check.check_number else None
 
@@ -116,13 +116,13 @@ class PullCheckPublisher:
 
         Raises SqlUnavailable.
         """
-        tenure = self._tenures.get(queue_id) or await self._take(queue_id)
+        tenure = self.epochs.get(queue_id) or await self._take(queue_id)
         monotonic_ms = self._clock.monotonic_ms()
         tick_ms = tenure.next_tick_ms(monotonic_ms)
         claims = await self._board.put(queue_id, tenure.owner, tick_ms, checks)
         if claims is None:
             self._drop(tenure)
-        elif self._tenures.get(queue_id) is tenure:  # not let go meanwhile
+        elif self.epochs.get(queue_id) is tenure:  # not let go meanwhile
             tenure.set_tick(tick_ms, monotonic_ms)
             for check in checks:
                 self._note(tenure, check._replace(claims=claims[check.transaction_id]))
@@ -140,7 +140,7 @@ class PullCheckPublisher:
     async def _make_tenure(self, queue_id: int) -> _OwnershipEpoch:
         owner = self._make_owner()
         tick_ms = await self._board.take_queue(queue_id, owner)
-        tenure = self._tenures[queue_id] = _OwnershipEpoch(queue_id, owner, tick_ms, self._clock.monotonic_ms())
+        tenure = self.epochs[queue_id] = _OwnershipEpoch(queue_id, owner, tick_ms, self._clock.monotonic_ms())
         return tenure
 
     def _note(self, tenure: _OwnershipEpoch, check: PullCheck) -> None:
@@ -157,8 +157,8 @@ class PullCheckPublisher:
 
     def _drop(self, tenure: _OwnershipEpoch) -> None:
         """Not ours any more; if our settler still holds the queue, the next laying takes it again."""
-        if self._tenures.get(tenure.queue_id) is tenure:
-            del self._tenures[tenure.queue_id]
+        if self.epochs.get(tenure.queue_id) is tenure:
+            del self.epochs[tenure.queue_id]
             self._lying.subtract(check.group for check in tenure.lying.values())
             self._lying = +self._lying
 
@@ -173,7 +173,7 @@ class PullCheckPublisher:
         while self._leaving:
             await self._board.leave_queue(self._leaving[0].queue_id, self._leaving[0].owner)
             self._leaving.pop(0)
-        for tenure in list(self._tenures.values()):
+        for tenure in list(self.epochs.values()):
             removed += await self._remove_stale(tenure)
             monotonic_ms = self._clock.monotonic_ms()
             if tenure.lying and monotonic_ms - tenure.ticked_ms >= _TICK_MS:
@@ -185,7 +185,7 @@ class PullCheckPublisher:
         while True:
             is_last = self._is_closing
             if is_last:
-                for queue_id in list(self._tenures):
+                for queue_id in list(self.epochs):
                     self.queue_released(queue_id)
             pause_ms = _BOARD_INTERVAL_MS
             try:

@@ -94,11 +94,13 @@ class CheckService(SettlerObserver):
 
     def prepared(self, queue_id: int, transactions: Sequence[Transaction], read_monotonic_ms: int) -> None:
         self._context.timetable.set_prepared(queue_id, transactions, read_monotonic_ms)
-        self._context.keeper.prepared(queue_id, transactions)
+        if self._context.keeper.epochs:
+            self._context.keeper.prepared(queue_id, transactions)
 
     def ended(self, queue_id: int, transaction_ids: Sequence[str]) -> None:
         self._context.timetable.set_ended(queue_id, transaction_ids)
-        self._context.keeper.ended(queue_id, transaction_ids)
+        if self._context.keeper.epochs:
+            self._context.keeper.ended(queue_id, transaction_ids)
 
     def queue_released(self, queue_id: int) -> None:
         self._context.timetable.drop_queue(queue_id)

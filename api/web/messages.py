@@ -5,8 +5,17 @@ from api.web.ndjson import LinesAnswer
 from api.web.openapi import FIRST_TRY, IDEMPOTENCY_KEY, KAFKA_TIME, MESSAGE_PROBLEMS, TRACE, WAIT, Body, Operation
 from api.web.request import ApiRequest
 from api.web.road import HttpAnswer, Routes
-from api.web.transactions import BATCH, BLOCKED, EACH, PREPARE_EXAMPLES, TOLD_TIME, prepare_all, prepare_one
-from api.web.views import BatchAnswer, PreparedAnswer, TransactionAnswer
+from api.web.transactions import (
+    BATCH,
+    BLOCKED,
+    EACH,
+    PREPARE_EXAMPLES,
+    TOLD_TIME,
+    PreparedAnswer,
+    prepare_all,
+    prepare_one,
+)
+from api.web.views import BatchAnswer, TransactionAnswer
 from bridge.core.grants import Verb
 
 PUBLISH = Operation(

@@ -97,7 +97,7 @@ def parse_end(raw: bytes, transaction_id: str, resolution: Resolution) -> EndCal
     check_transaction_id(transaction_id, "?transaction_id")
     if not raw:
         return EndCall(transaction_id, resolution)
-    body = decode_body(read_strict(raw), _end)
+    body = _read(raw, _end, _count_end) or decode_body(read_strict(raw), _end)
     if body.producer_group is not None:
         check_group(body.producer_group, "/producer_group")
     check_property(body.remark, "/remark")
@@ -318,6 +318,12 @@ def _read(raw: bytes, decoder: "msgspec.json.Decoder[T]", count: Callable[[T], i
         return body if count(body) == raw.count(b":") else None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, Rejected):
         return None
+
+
+def _count_end(body: EndTransaction) -> int:
+    group, remark = body.producer_group, body.remark
+    count = 0 if group is None else 1 + group.count(":")
+    return count if remark is None else count + 1 + remark.count(":")
 
 
 def _count_prepares(batch: _Prepares) -> int:

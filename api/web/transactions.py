@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 from starlette.convertors import StringConvertor, register_url_convertor
 
-from api.web.bodies import EndTransaction, Prepare, PrepareBatch
+from api.web.bodies import EndTransaction, GroupName, Prepare, PrepareBatch, TransactionId
 from api.web.json import read_strict_in_steps
 from api.web.large_bodies import LARGE_BYTES, prepare_batch_in_steps, prepare_in_steps
 from api.web.ndjson import Line, LinesAnswer
@@ -50,7 +51,8 @@ from api.web.road import HttpAnswer, Routes, answer_list, json_answer
 from api.web.views import (
     AcceptedAnswer,
     BatchAnswer,
-    PreparedAnswer,
+    State,
+    Time,
     TimelineAnswer,
     TransactionAnswer,
     bodies_in_steps,
@@ -58,10 +60,10 @@ from api.web.views import (
     render_accepted,
     render_event,
     render_explained,
-    render_prepared,
     render_transaction,
 )
 from bridge.core.grants import Rights, Verb
+from bridge.core.measures import show_time
 from bridge.core.message import Header
 from bridge.core.record import Resolution
 from bridge.core.transaction import TransactionView, add_trace
@@ -71,6 +73,20 @@ from bridge.turns import STEP_BYTES, Pace, Steps, Turns
 T = TypeVar("T")
 _LOOK_EVERY = 50  # results: counting the bytes of each would cost what making some costs
 Give = Callable[[HttpAnswer | Problem], None]
+
+
+class PreparedAnswer(Struct):
+    """A stored half message. `queue_id` and `queue_offset`: its place in the journal."""
+
+    transaction_id: TransactionId
+    producer_group: GroupName
+    state: State
+    born_time: Time
+    first_check_at: Time
+    queue_id: int
+    queue_offset: int
+
+
 Shown = PreparedAnswer | TransactionAnswer | AcceptedAnswer
 
 TAG = "transactions"
@@ -388,10 +404,23 @@ def show(answer: Prepared | TransactionView | Accepted, headers: Sequence[tuple[
 def _render(answer: Prepared | TransactionView | Accepted) -> tuple[int, Shown]:
     """Status and body: 201 for PREPARED only, 202 for what is decided but not yet visible, else 200."""
     if isinstance(answer, Prepared):
-        return 201, render_prepared(answer)
+        return 201, _render_prepared(answer)
     if isinstance(answer, Accepted):
         return 202, render_accepted(answer)
     return 202 if answer.blocked else 200, render_transaction(answer)
+
+
+def _render_prepared(prepared: Prepared) -> PreparedAnswer:
+    """A stored half message."""
+    return PreparedAnswer(
+        prepared.transaction_id,
+        prepared.group,
+        prepared.state,
+        show_time(prepared.born_ms),
+        show_time(prepared.first_check_ms),
+        prepared.queue_id,
+        prepared.queue_offset,
+    )
 
 
 async def answer_each(

@@ -11,7 +11,7 @@ from bridge.core.explanation import Explanation
 from bridge.core.measures import show_time
 from bridge.core.message import JsonText, Message, show_message
 from bridge.core.transaction import MessageSummary, TimelineEvent, TransactionState, TransactionView
-from bridge.service.contract import Accepted, Prepared
+from bridge.service.contract import Accepted
 from bridge.turns import Steps, each_in_steps
 
 Time = Annotated[
@@ -30,18 +30,6 @@ EventType = Annotated[
         }
     ),
 ]  # fmt: skip
-
-
-class PreparedAnswer(Struct):
-    """A stored half message. `queue_id` and `queue_offset`: its place in the journal."""
-
-    transaction_id: TransactionId
-    producer_group: GroupName
-    state: State
-    born_time: Time
-    first_check_at: Time
-    queue_id: int
-    queue_offset: int
 
 
 class ReceiptAnswer(Struct):
@@ -193,19 +181,6 @@ encode_json = msgspec.json.Encoder().encode
 def render_optional_time(time_ms: int | None) -> str | None:
     """The same, where there may be none."""
     return None if time_ms is None else show_time(time_ms)
-
-
-def render_prepared(prepared: Prepared) -> PreparedAnswer:
-    """A stored half message."""
-    return PreparedAnswer(
-        prepared.transaction_id,
-        prepared.group,
-        prepared.state,
-        show_time(prepared.born_ms),
-        show_time(prepared.first_check_ms),
-        prepared.queue_id,
-        prepared.queue_offset,
-    )
 
 
 def render_accepted(accepted: Accepted) -> AcceptedAnswer:

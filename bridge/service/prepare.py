@@ -83,6 +83,9 @@ class Preparer:
         self.repeats = repeats
         self.kafka_time = kafka_time
         self._random_bits = random_bits
+        self._times_of = admission.directory.times_of
+        # if a settler may still know another one, then the record says what the answer says
+        self._find_timeout_s = admission.directory.find_timeout_s
         self._ids = IdRun(0, 0)
 
     async def prepare(
@@ -97,7 +100,7 @@ class Preparer:
             await self._answer_repeats(calls, refused, rights, deadline)
         born_ms = self.kafka_time.clock.now_ms()
         first = self._take_ids(born_ms, len(calls))
-        timeouts = {group: self._find_timeout(group) for group in {call.group for call in calls}}
+        timeouts = {group: self._find_timeout_s(group) for group in {call.group for call in calls}}
         if self._are_plain(calls, refused):
             return await self._prepare_plain(calls, (self._ids, first), born_ms, timeouts, deadline)
         batch = _Batch(self, refused, deadline, first_try_ms)
@@ -183,7 +186,7 @@ class Preparer:
             return False
         born_ms = self.kafka_time.clock.now_ms()
         first = self._take_ids(born_ms, 1)
-        half, stored = self._make_plain(call, self._ids, first, born_ms, self._find_timeout(call.group))
+        half, stored = self._make_plain(call, self._ids, first, born_ms, self._find_timeout_s(call.group))
         alone = _LonePrepare(self, stored, answer)
         self.journal.patience.add(alone, wait_ms)
         self._put([half], alone.land)
@@ -244,7 +247,7 @@ class Preparer:
 
     def find_first_wait_ms(self, group: str, immunity_s: int | None) -> int:
         """How long after its append a transaction is asked about at the earliest."""
-        return first_wait_ms(immunity_s, self.admission.directory.settings_of(group).times)
+        return first_wait_ms(immunity_s, self._times_of(group))
 
     def _draft(self, index: int, call: PrepareCall, born_ms: int, bits: int, timeout_s: int | None) -> _Draft:
         key = call.idempotency_key
@@ -255,14 +258,6 @@ class Preparer:
     def _choose_queue(self, call: PrepareCall, bits: int) -> int:
         placing_key = choose_placing_key(call.ordering_key, call.messages[0].key, bits.to_bytes(16))
         return choose_half_queue(hash_ordering_key(placing_key), self.journal.topics.queues)
-
-    def _find_timeout(self, group_name: str) -> int | None:
-        """The transaction timeout in seconds if a settler may still know another one: then the record says what
-        the answer says (K)."""
-        group = self.admission.directory.get(group_name)
-        if group is None or group.is_plain:
-            return None
-        return -(-group.settings.times.transaction_timeout_ms // 1000)
 
 
 class _Batch:

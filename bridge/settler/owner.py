@@ -26,17 +26,10 @@ from bridge.settler.batch import (
     is_awaited,
 )
 from bridge.settler.bodies import Loaded, LoadedHalves
-from bridge.settler.ports import (
-    QueueCounts,
-    QueueEnd,
-    QueueMemory,
-    QueueOwner,
-    SettlerConfig,
-    SettlerPorts,
-)
+from bridge.settler.ports import QueueEnd, QueueOwner, SettlerConfig, SettlerPorts
 from bridge.settler.recovery import look_around, read_back
 from bridge.settler.retry import Retry
-from bridge.settler.writer import QueueWriter
+from bridge.settler.writer import QueueCounts, QueueMemory, QueueWriter
 from bridge.store.message_store import BatchKind, GetResult, LoadedHalf, QueueReader
 
 _LOG = structlog.get_logger()

@@ -10,11 +10,10 @@ from bridge.core.check_rules import CheckTimes
 from bridge.core.errors import QueueHalted, StoreError
 from bridge.core.measures import Durations
 from bridge.core.message import MessageQueue
-from bridge.core.op_message import LogStart, LogTopics
+from bridge.core.op_message import LogTopics
 from bridge.core.pending_table import PendingTable
 from bridge.core.position import LowWatermarkConfig, Witness
 from bridge.core.transaction import Transaction
-from bridge.settler.blocked import BlockedSchedule
 from bridge.settler.bodies import KnownTopics, Loaded
 from bridge.store.message_store import LoadedHalf, MessageStore, OwnerStore
 
@@ -193,34 +192,3 @@ class SettlerPorts:
     log: LogWatchPort
     times: SettleTimes = field(default_factory=SettleTimes)
     tracer: SettleTracer | None = None
-
-
-@dataclass(slots=True)
-class QueueMemory:
-    """What this process remembers of a queue across take-overs: only how to try, never what happened.
-
-    `confirmed`: how far it knows the queue decided, to notice that the log has lost that.
-    """
-
-    schedule: BlockedSchedule = field(default_factory=BlockedSchedule)
-    split_before: int = 0  # commits ending below are decided apart from being published
-    park_not_before_ms: int = 0
-    copy_not_before_ms: int = 0
-    confirmed: Witness | None = None
-
-    def confirm(self, s: int, log: LogTopics | None, start: LogStart, op_next: int) -> None:
-        """A position with this S is committed; the op topic goes on behind it."""
-        self.confirmed = None if log is None else Witness(s, log.half, log.op, start, op_next)
-
-
-@dataclass(slots=True)
-class QueueCounts:
-    """What an owner did, for metrics and health."""
-
-    records: int = 0
-    batches: int = 0
-    published: int = 0
-    quarantined: int = 0
-    carried: int = 0
-    parked: int = 0
-    abandoned: int = 0

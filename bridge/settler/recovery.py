@@ -19,7 +19,8 @@ from bridge.core.record_codec import decode_record
 from bridge.core.topics import InternalTopics
 from bridge.core.transition import LogPosition
 from bridge.fault_points import FaultPoint, reach
-from bridge.settler.ports import LogWatchPort, QueueMemory, SettlerPorts
+from bridge.settler.ports import LogWatchPort, SettlerPorts
+from bridge.settler.writer import QueueMemory
 from bridge.store.message_store import LoadedHalf, MessageStore, OwnerStore, QueueOffsets
 
 _LOG = structlog.get_logger()

@@ -12,8 +12,8 @@ from bridge.core.transition import Effect, Park, WriteOp, carry_forward
 from bridge.settler.batch import QueueBatch, parked_copy
 from bridge.settler.blocked import LONGEST_BACKOFF_MS, LONGEST_SPLIT_MS, NOWHERE, DestinationSet, Try
 from bridge.settler.bodies import UNKNOWN_TOPIC, LoadedHalves
-from bridge.settler.ports import QueueCounts, QueueMemory, SettlerConfig, SettlerPorts
-from bridge.settler.writer import QueueWriter
+from bridge.settler.ports import SettlerConfig, SettlerPorts
+from bridge.settler.writer import QueueCounts, QueueMemory, QueueWriter
 from bridge.store.message_store import BatchKind, LoadedHalf
 
 _LOG = structlog.get_logger()

@@ -15,7 +15,8 @@ from bridge.core.message import MessageQueue
 from bridge.core.topics import InternalTopics
 from bridge.settler.batch import BatchTarget
 from bridge.settler.owner import OwnedQueue
-from bridge.settler.ports import QueueCounts, QueueMemory, SettlerConfig, SettlerPorts, SettleTimes
+from bridge.settler.ports import SettlerConfig, SettlerPorts, SettleTimes
+from bridge.settler.writer import QueueCounts, QueueMemory
 from bridge.store.message_store import GroupChange, GroupMember
 
 _LOG = structlog.get_logger()

@@ -1,18 +1,53 @@
 """Writes what an owner decides: one Kafka transaction at a time, after which its state and the log agree."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from bridge.clock import OwnerTime
 from bridge.core.errors import HaltKind, QueueHalted
+from bridge.core.op_message import LogStart, LogTopics
+from bridge.core.position import Witness
 from bridge.core.queue_state import QueueState, RecoveredState
 from bridge.core.transaction import PARKED, PREPARED, Transaction
 from bridge.core.transition import LogPosition
 from bridge.fault_points import FaultPoint, reach
 from bridge.settler.batch import BatchTarget, QueueBatch
+from bridge.settler.blocked import BlockedSchedule
 from bridge.settler.bodies import Bodies, LoadedHalves
-from bridge.settler.ports import QueueCounts, QueueMemory, SettlerConfig, SettlerPorts
+from bridge.settler.ports import SettlerConfig, SettlerPorts
 from bridge.store.message_store import BatchKind, BatchWriter, LoadedHalf
+
+
+@dataclass(slots=True)
+class QueueMemory:
+    """What this process remembers of a queue across take-overs: only how to try, never what happened.
+
+    `confirmed`: how far it knows the queue decided, to notice that the log has lost that.
+    """
+
+    schedule: BlockedSchedule = field(default_factory=BlockedSchedule)
+    split_before: int = 0  # commits ending below are decided apart from being published
+    park_not_before_ms: int = 0
+    copy_not_before_ms: int = 0
+    confirmed: Witness | None = None
+
+    def confirm(self, s: int, log: LogTopics | None, start: LogStart, op_next: int) -> None:
+        """A position with this S is committed; the op topic goes on behind it."""
+        self.confirmed = None if log is None else Witness(s, log.half, log.op, start, op_next)
+
+
+@dataclass(slots=True)
+class QueueCounts:
+    """What an owner did, for metrics and health."""
+
+    records: int = 0
+    batches: int = 0
+    published: int = 0
+    quarantined: int = 0
+    carried: int = 0
+    parked: int = 0
+    abandoned: int = 0
 
 
 class QueueWriter:

@@ -10,7 +10,7 @@ import structlog
 from sqlalchemy import Connection
 
 from bridge.clock import Clock
-from bridge.core.check_rules import CheckMode, GroupSettings
+from bridge.core.check_rules import CheckMode, CheckTimes, GroupSettings
 from bridge.core.errors import SqlUnavailable
 from bridge.directory import DEFAULT_SETTINGS, GroupSwitch, ProducerGroup, UnansweredRound
 from bridge.fault_points import FaultPoint, reach
@@ -59,6 +59,7 @@ class SqlDirectory:
         self._refresh_ms = refresh_ms
         self._random_bytes = random_bytes
         self._check_after_ms = check_after_ms
+        self._usual = _hasten(DEFAULT_SETTINGS, check_after_ms)
         self._snapshot = Snapshot()
         self._leases = LeaseTerms()
         self._ended: Mapping[Place, EndpointTerm] = {}
@@ -91,7 +92,20 @@ class SqlDirectory:
 
     def settings_of(self, group: str) -> GroupSettings:
         known = self._groups.get(group)
-        return known.settings if known else _hasten(DEFAULT_SETTINGS, self._check_after_ms)
+        return known.settings if known else self._usual
+
+    def times_of(self, group: str) -> CheckTimes:
+        """When transactions of the group are checked."""
+        known = self._groups.get(group)
+        return known.settings.times if known else self._usual.times
+
+    def find_timeout_s(self, group: str) -> int | None:
+        """The group's transaction timeout, if another process may still know another one: None where its settings have
+        always been the defaults."""
+        known = self._groups.get(group)
+        if known is None or (known.updated_ms == known.created_ms and known.settings == DEFAULT_SETTINGS):
+            return None
+        return -(-known.settings.times.transaction_timeout_ms // 1000)
 
     async def disable_endpoint(self, group: str, url: str, reason: str) -> None:
         await self._write(partial(groups.disable_endpoint, name=group, url=url, reason=reason), None)

@@ -15,7 +15,8 @@ from bridge.log_watch import LogWatch
 from bridge.settler.batch import BatchTarget
 from bridge.settler.bodies import KnownTopics
 from bridge.settler.owner import OwnedQueue
-from bridge.settler.ports import QueueCounts, QueueMemory, SettlerConfig, SettlerPorts
+from bridge.settler.ports import SettlerConfig, SettlerPorts
+from bridge.settler.writer import QueueCounts, QueueMemory
 from bridge.store.memory.link import LogError, Step, StepKind
 from bridge.store.memory.process import MemoryProcess
 from bridge.store.message_store import QueueOffsets

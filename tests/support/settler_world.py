@@ -103,11 +103,8 @@ class _WorldNode(Node):
 
     def __init__(self, backing: Backing, config: NodeConfig, world: "SettlerWorld") -> None:
         super().__init__(backing, config)
-        self._world = world
+        self.directory.times_of = lambda _: world.times
         self.guard.faults = ()
-
-    def times_of(self, group: str) -> CheckTimes:
-        return self._world.times
 
 
 class SettlerWorld:

@@ -11,7 +11,8 @@ from bridge.core.errors import StoreTimeout
 from bridge.core.message import Message, MessageQueue
 from bridge.core.op_message import LogStart, LogTopics
 from bridge.core.position import Witness
-from bridge.settler.ports import QueueEnd, QueueMemory
+from bridge.settler.ports import QueueEnd
+from bridge.settler.writer import QueueMemory
 from bridge.store.memory.store import MemoryStore
 from bridge.store.message_store import QueueOffsets
 from tests.support.memory_world import MemoryWorld, make_memory_world
