@@ -25,7 +25,7 @@ from bridge.sql.engine import InlineDatabase
 from bridge.sql.tables import metadata
 from bridge.store.memory.process import MemoryProcess
 from bridge.store.message_store import BatchWriter, GetResult, GetStatus, GroupMember, PutResult, PutStatus, QueueReader
-from checker.call import MemoryCaller
+from tests.support.check_fakes import MemoryCaller
 from tests.support.memory_world import make_cluster
 
 SIZE = 100

@@ -23,7 +23,7 @@ from bridge.core.pending_table import PendingTable
 from bridge.core.record import Source
 from bridge.core.record_codec import decode_record
 from bridge.core.transaction import Transaction
-from bridge.directory import Endpoint, MemoryDirectory, ProducerGroup
+from bridge.directory import Endpoint, ProducerGroup
 from bridge.node import make_random_text
 from bridge.settler.bodies import Bodies, Loaded
 from bridge.settler.ports import QueueOwner
@@ -32,6 +32,7 @@ from bridge.store.message_store import PutResult, PutStatus
 from checker.call import CheckCaller, EndpointCall, EndpointReply
 from checker.context import CheckContext
 from checker.service import CheckService
+from tests.support.check_fakes import MemoryDirectory, MemoryPullCheckStore
 from tests.support.memory_world import make_cluster
 
 _URL = "https://shop.example/checks"
@@ -123,6 +124,8 @@ async def measure_checker(checks: int) -> float:
         caller,
         clock,
         partial(make_random_text, SystemRandom()),
+        SystemRandom().random,
+        MemoryPullCheckStore(),
         keyring=Keyring([BridgeKey("k1", b"k" * 32)]),
     )
     service = CheckService(context)

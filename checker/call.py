@@ -1,12 +1,11 @@
 """Checks and answers on the wire, strict both ways; the port for calling an endpoint; bounds of the checker."""
 
-import asyncio
 import base64
 import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -16,7 +15,6 @@ from typing import NamedTuple, Protocol
 
 from standardwebhooks.webhooks import EmptyWebhookSecretError, Webhook
 
-from bridge.clock import Clock
 from bridge.core.errors import ConfigError
 from bridge.core.keyring import Keyring
 from bridge.core.measures import ByName, Durations, show_time
@@ -24,7 +22,6 @@ from bridge.core.message import Header, JsonText, refuse_constant, unique_member
 from bridge.core.properties import is_property_text
 from bridge.core.record import MAX_REMARK_CHARS, Resolution
 from bridge.core.transaction import Transaction, find_trace
-from bridge.directory import place_of
 from bridge.store.message_store import LoadedHalf
 
 # --- bounds of the checker as a whole, and what it counts ---
@@ -404,61 +401,3 @@ def failure_of(status: int) -> Failure | None:
     if 300 <= status < 400:
         return Failure.REDIRECT
     return {429: Failure.RATE_LIMITED, 410: Failure.GONE}.get(status, Failure.STATUS)
-
-
-@dataclass(frozen=True, slots=True)
-class Response:
-    """What an endpoint sends."""
-
-    status: int = 200
-    body: bytes = b""
-    retry_after: str | None = None
-    is_compressed: bool = False
-
-
-Handler = Callable[[EndpointCall], Awaitable[Response]]
-
-
-@dataclass(slots=True)
-class MemoryCaller(CheckCaller):
-    """Endpoints by URL; any other URL refuses the connection."""
-
-    clock: Clock
-    endpoints: dict[str, Handler] = field(default_factory=dict)
-
-    async def call(self, call: EndpointCall) -> EndpointReply:
-        start_ms = self.clock.monotonic_ms()
-        endpoint = place_of(call.url)
-        handler = self.endpoints.get(call.url)
-        response = None if handler is None else await self._within(handler, call)
-        latency_ms = self.clock.monotonic_ms() - start_ms
-        if response is None:
-            failure = Failure.REFUSED if handler is None else Failure.TIMEOUT
-            return EndpointReply(endpoint, latency_ms, failure=failure)
-        failed = _failure_in(response, call)
-        shown = FIRST_BYTES if response.status in TELLING_STATUSES else 0
-        body = response.body[:shown] if failed else response.body
-        return EndpointReply(endpoint, latency_ms, response.status, body, response.retry_after, failed)
-
-    async def close(self) -> None:
-        """Holds nothing."""
-
-    async def _within(self, handler: Handler, call: EndpointCall) -> Response | None:
-        """The response, or None when the deadline came first."""
-        answering = asyncio.ensure_future(handler(call))
-        deadline = asyncio.ensure_future(self.clock.sleep_ms(call.timeout_ms))
-        try:
-            await asyncio.wait((answering, deadline), return_when=asyncio.FIRST_COMPLETED)
-            return answering.result() if answering.done() else None
-        finally:
-            for task in (answering, deadline):
-                task.cancel()
-
-
-def _failure_in(response: Response, call: EndpointCall) -> Failure | None:
-    failure = failure_of(response.status)
-    if failure is None and response.is_compressed:
-        return Failure.COMPRESSED
-    if failure is None and len(response.body) > call.max_answer_bytes:
-        return Failure.TOO_LARGE
-    return failure

@@ -1,7 +1,6 @@
 """What the loops of all groups share: the board of due checks, the recorder of rounds without an answer."""
 
 import asyncio
-import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,14 +12,7 @@ from bridge.clock import Clock
 from bridge.core.keyring import Keyring
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import Transaction
-from bridge.directory import (
-    LEASE_SLACK_MS,
-    MemoryPullCheckStore,
-    ProducerDirectory,
-    PullCheck,
-    PullCheckStore,
-    UnansweredRound,
-)
+from bridge.directory import LEASE_SLACK_MS, ProducerDirectory, PullCheck, PullCheckStore, UnansweredRound
 from bridge.fault_points import FaultPoint, reach
 from bridge.settler.ports import QueueOwner
 from bridge.store.message_store import MessageStore
@@ -380,7 +372,7 @@ class CheckContext:
     """What a checker works with, and what its loops share.
 
     `random_text`: for nonces and ids; `jitter`: from [0, 1). `board`: shared with whoever lets groups claim their
-    checks; one of its own shows them to nobody. `keyring`: what proves nonces to whoever takes answers over HTTP.
+    checks. `keyring`: what proves nonces to whoever takes answers over HTTP.
     """
 
     store: MessageStore
@@ -389,8 +381,8 @@ class CheckContext:
     caller: CheckCaller
     clock: Clock
     random_text: Callable[[], str]
-    jitter: Callable[[], float] = random.random
-    board: PullCheckStore = field(default_factory=MemoryPullCheckStore)
+    jitter: Callable[[], float]
+    board: PullCheckStore
     keyring: Keyring = field(default_factory=Keyring)
     config: CheckerConfig = field(default_factory=CheckerConfig)
     counts: CheckCounts = field(init=False, default_factory=CheckCounts)

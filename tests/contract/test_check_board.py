@@ -9,9 +9,10 @@ import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bridge.directory import LEASE_SLACK_MS, MemoryPullCheckStore, PullCheck, PullCheckStore
+from bridge.directory import LEASE_SLACK_MS, PullCheck, PullCheckStore
 from bridge.sql.engine import Database
 from bridge.sql.leases import SqlPullCheckStore
+from tests.support.check_fakes import MemoryPullCheckStore
 
 QUEUE, OTHER_QUEUE = 3, 4
 LEASE_MS = 60_000

@@ -7,9 +7,10 @@ import pytest
 from aiohttp import web
 
 from bridge.clock import SystemClock
-from checker.call import FIRST_BYTES, CheckCaller, EndpointCall, Failure, MemoryCaller, Response
+from checker.call import FIRST_BYTES, CheckCaller, EndpointCall, Failure
 from checker.endpoint_guard import CallbackPolicy, parse_networks
 from checker.http_caller import HttpCaller
+from tests.support.check_fakes import MemoryCaller, Response
 
 Serve = Callable[[Callable[[EndpointCall], Awaitable[Response]]], Awaitable[str]]
 

@@ -8,16 +8,10 @@ import pytest_asyncio
 
 from bridge.clock import SystemClock
 from bridge.core.check_rules import CheckCalls, CheckMode, CheckTimes, GroupSettings, WhenExhausted
-from bridge.directory import (
-    DEFAULT_SETTINGS,
-    Endpoint,
-    MemoryDirectory,
-    ProducerDirectory,
-    ProducerGroup,
-    UnansweredRound,
-)
+from bridge.directory import DEFAULT_SETTINGS, Endpoint, ProducerDirectory, ProducerGroup, UnansweredRound
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database
+from tests.support.check_fakes import MemoryDirectory
 
 URL, OTHER = "https://shop/check", "https://shop-2/check"
 SLOW = GroupSettings(

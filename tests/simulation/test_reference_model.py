@@ -27,8 +27,9 @@ from hypothesis.stateful import (
 )
 
 from bridge.core.message import StoredMessage
-from checker.call import EndpointCall, Response
+from checker.call import EndpointCall
 from tests.support import reference_model as model
+from tests.support.check_fakes import Response
 from tests.support.reference_model import (
     Answer,
     Body,

@@ -39,9 +39,10 @@ from bridge.sql.engine import Database
 from bridge.sql.groups import EndpointHealth, GroupHealth
 from bridge.sql.redrive import JobState, RedriveJob
 from bridge.sql.search import GroupStats, ProjectionStats, SearchFilter
-from checker.call import MemoryCaller, Nonces
+from checker.call import Nonces
 from checker.endpoint_trial import EndpointTrials
 from tests.support.bad_requests import Facts
+from tests.support.check_fakes import MemoryCaller
 
 BORN_MS = 1_769_860_800_123
 

@@ -16,9 +16,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from bridge.core.check_rules import CheckTimes, GroupSettings
-from bridge.directory import Endpoint, MemoryDirectory, ProducerGroup
+from bridge.directory import Endpoint, ProducerGroup
 from bridge.node import NodeConfig
-from checker.call import EndpointCall, Handler, MemoryCaller, Response
+from checker.call import EndpointCall
+from tests.support.check_fakes import Handler, MemoryCaller, MemoryDirectory, Response
 from tests.support.settler_world import GROUP, SettlerWorld, make_settler_world
 
 URL = "https://shop.example/"

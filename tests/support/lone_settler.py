@@ -29,7 +29,7 @@ from bridge.store.kafka.options import KafkaConfig
 from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
 from bridge.store.message_store import PutStatus
 from bridge.store.op_topic import begin_queues
-from checker.call import MemoryCaller
+from tests.support.check_fakes import MemoryCaller
 from tests.support.settler_world import NoDatabase, RecordingObserver
 
 GROUP = "shop"

@@ -31,7 +31,7 @@ from bridge.sql.engine import InlineDatabase, open_new_database
 from bridge.store.memory.log import Topic
 from bridge.store.op_topic import SealedOwnerStore, SealWatch, begin_queues
 from bridge.topology import create_missing, load_seals, migrate_topics, start_seals
-from checker.call import MemoryCaller
+from tests.support.check_fakes import MemoryCaller
 from tests.support.memory_world import MemoryWorld, make_memory_world
 
 GROUP = "shop"

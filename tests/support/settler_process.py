@@ -23,7 +23,7 @@ from bridge.store.kafka.options import KafkaConfig
 from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
 from bridge.store.op_topic import SealWatch
 from bridge.topology import load_seals
-from checker.call import MemoryCaller
+from tests.support.check_fakes import MemoryCaller
 from tests.support.settler_world import NoDatabase, RecordingObserver
 
 SESSION_MS = 3_000  # so soon a successor gets the queues of one that stands still

@@ -43,7 +43,7 @@ from bridge.sql.engine import Database
 from bridge.store.memory.process import MemoryOwnerStore, MemoryProcess
 from bridge.store.message_store import OwnerStore, PutResult
 from bridge.store.op_topic import SealedOwnerStore, SealWatch
-from checker.call import MemoryCaller
+from tests.support.check_fakes import MemoryCaller
 from tests.support.memory_world import MemoryWorld, make_memory_world
 
 GROUP = "shop"

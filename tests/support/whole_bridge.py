@@ -29,8 +29,8 @@ from bridge.core.topics import InternalTopics
 from bridge.node import Backing
 from bridge.service.access import AccessConfig
 from bridge.sql.engine import Database, open_new_database
-from checker.call import Handler, MemoryCaller
 from checker.webhooks import WebhookTarget
+from tests.support.check_fakes import Handler, MemoryCaller
 from tests.support.memory_world import make_memory_world
 from tests.support.virtual_time import VirtualClock
 

@@ -5,9 +5,10 @@ import json
 from datetime import datetime
 from typing import Any
 
-from checker.call import EndpointCall, Response
+from checker.call import EndpointCall
 from outbox import HalfMessage, LocalTransactionState, Message
 from tests.support.bridge_process import wait_until
+from tests.support.check_fakes import Response
 from tests.support.sdk_messages import Asked
 from tests.support.sdk_twins import MakeTwin
 from tests.support.socket_bridge import SocketBridge

@@ -21,8 +21,8 @@ from bridge.sql.search import GroupStats, SearchFilter, read_stats, search_trans
 from bridge.store.message_store import PutStatus
 from bridge.store.op_topic import begin_queues
 from bridge.topology import TopologyGuard, migrate_topics
-from checker.call import MemoryCaller
 from tests.contract.kafka_adapter import KafkaProcess, open_process
+from tests.support.check_fakes import MemoryCaller
 from tests.support.settler_world import RecordingObserver
 
 QUEUES, COUNT = 2, 60

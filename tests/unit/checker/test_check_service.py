@@ -11,8 +11,9 @@ from bridge.core.check_rules import CheckCalls, CheckTimes
 from bridge.core.record import EndRecord, Resolution, Source
 from bridge.core.transaction import MAX_CHECKS, MAX_LIFE, NO_ENDPOINT
 from bridge.store.message_store import PutStatus
-from checker.call import FIRST_BYTES, EndpointCall, Response
+from checker.call import FIRST_BYTES, EndpointCall
 from checker.service import add_notes
+from tests.support.check_fakes import Response
 from tests.unit.checker.world import FIRST_MS, SECRET, World, hanging, saying, sending
 
 A, B, C = "https://a.example/", "https://b.example/", "https://c.example/"

@@ -7,7 +7,8 @@ from dataclasses import replace
 import structlog
 
 from bridge.core.check_rules import CheckCalls, CheckMode
-from checker.call import EndpointCall, Response
+from checker.call import EndpointCall
+from tests.support.check_fakes import Response
 from tests.unit.checker.world import FIRST_MS, Seen, World, hanging, make_world, saying, sending
 
 A, B, C = "https://a.example/", "https://b.example/", "https://c.example/"

@@ -8,10 +8,11 @@ import pytest
 
 from bridge.core.check_rules import GroupSettings
 from bridge.directory import ProducerGroup
-from checker.call import EndpointCall, MemoryCaller, Response
+from checker.call import EndpointCall
 from checker.endpoint_trial import OwnershipProof
 from outbox.check_handler import CheckHandler
 from outbox.client.checks import Check, Tell
+from tests.support.check_fakes import MemoryCaller, Response
 from tests.support.virtual_time import VirtualClock
 
 URL = "https://shop.example/check"

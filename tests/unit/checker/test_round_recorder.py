@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from bridge.directory import Endpoint, MemoryDirectory, ProducerGroup, UnansweredRound
+from bridge.directory import Endpoint, ProducerGroup, UnansweredRound
 from checker.call import CheckCounts
 from checker.context import RoundRecorder
+from tests.support.check_fakes import MemoryDirectory
 from tests.support.virtual_time import VirtualClock
 
 URL = "https://a.example/"

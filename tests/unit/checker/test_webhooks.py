@@ -34,8 +34,9 @@ from bridge.sql.leases import LeaseHolder
 from bridge.sql.projection import clear_projection
 from bridge.sql.tables import leases, webhook_deliveries
 from bridge.store.message_store import PutStatus
-from checker.call import EndpointCall, Response
+from checker.call import EndpointCall
 from checker.webhooks import EVENT_TYPES, FAILING, KEPT_MS, PARKED, RECOVERED, STALLED, WebhookTarget, judge_group
+from tests.support.check_fakes import Response
 from tests.support.whole_bridge import WholeBridge
 from tests.unit.checker.world import SECRET
 

@@ -23,14 +23,15 @@ from bridge.core.properties import count_body_bytes
 from bridge.core.record import EndRecord, HalfMessage
 from bridge.core.record_codec import decode_record
 from bridge.core.transaction import Transaction, make_transaction_id, queue_of
-from bridge.directory import Endpoint, MemoryDirectory, MemoryPullCheckStore, ProducerGroup, PullCheck, UnansweredRound
+from bridge.directory import Endpoint, ProducerGroup, PullCheck, UnansweredRound
 from bridge.settler.bodies import Loaded
 from bridge.settler.ports import QueueOwner
 from bridge.store.memory.store import MemoryStore
 from bridge.store.message_store import LoadedHalf, PutResult, PutStatus
-from checker.call import CheckerConfig, EndpointCall, Handler, MemoryCaller, Response
+from checker.call import CheckerConfig, EndpointCall
 from checker.context import CheckContext
 from checker.service import CheckService
+from tests.support.check_fakes import Handler, MemoryCaller, MemoryDirectory, MemoryPullCheckStore, Response
 from tests.support.memory_world import MemoryWorld, make_memory_world
 from tests.support.virtual_time import VirtualClock
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from checker.call import EndpointCall, Response
+from checker.call import EndpointCall
+from tests.support.check_fakes import Response
 from tests.support.socket_bridge import SocketBridge, socket_bridge
 from tests.support.trial_endpoint import TrialEndpoint, answer
 from tests.unit.cli.conftest import Cli, Ended

@@ -11,7 +11,7 @@ from bridge.core.errors import StoreTimeout
 from bridge.core.message import MessageQueue, StoredMessage
 from bridge.core.record import Resolution
 from bridge.core.transaction import MessageSummary, TransactionView
-from bridge.directory import MemoryPullCheckStore, PullCheck
+from bridge.directory import PullCheck
 from bridge.node import Node
 from bridge.service.claims import ClaimCall, ClaimedCheck, ClaimsConfig, ClaimService
 from bridge.service.contract import EndCall, Prepared, RefusalCode, Refused
@@ -20,6 +20,7 @@ from bridge.service.operate import Who
 from bridge.service.reads import BodyReader, CurrentRead, CurrentReads
 from bridge.sql.directory import SqlDirectory
 from bridge.store.memory.store import MemoryStore
+from tests.support.check_fakes import MemoryPullCheckStore
 from tests.support.service_world import GROUP, ServiceWorld, make_service_world
 
 PULL = GroupSettings(calls=CheckCalls(mode=CheckMode.PULL))

@@ -12,7 +12,8 @@ import pytest
 from api.console import site
 from api.web.health import judge_check, judge_groups, judge_stats
 from api.web.request import CheckResult, Services
-from checker.call import EndpointCall, Response
+from checker.call import EndpointCall
+from tests.support.check_fakes import Response
 from tests.support.whole_bridge import WholeBridge
 
 DEAD, ALIVE = "https://dead.example/check?token=secret", "https://alive.example/check"
