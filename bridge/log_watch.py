@@ -97,6 +97,7 @@ class LogWatch:
         return {**{queue_id: found.halt for queue_id, found in self._own.items()}, **self._recorded.halts}
 
     async def identify(self) -> LogTopics:
+        """The ids of the topics there are now. Raises StoreError, also where one is missing."""
         found = self._now = await self._admin.identify_topics(self._names)
         half, op, parked = [found[name] for name in self._names]
         if half is None or op is None or parked is None:
@@ -104,6 +105,7 @@ class LogWatch:
         return LogTopics(half.topic_id, op.topic_id, parked.topic_id)
 
     async def find_witness(self, queue_id: int) -> Witness | None:
+        """What the projection has applied of the queue; None if it is not known now."""
         try:
             known = await self._database.read(partial(read_position, queue_id=queue_id))
         except SqlUnavailable as error:
@@ -115,17 +117,20 @@ class LogWatch:
         return Witness(applied.s, log.journal_topic_id, log.op_topic_id, op_next=applied.op_next)
 
     async def check_halts(self, queue_id: int) -> None:
+        """Asks now. Raises QueueHalted for a queue whose halt is stored."""
         await self._store_own()
         self._acts[queue_id] = self._recorded.last_acts.get(queue_id, 0) if await self._read() else _UNKNOWN
         self._check_halt(queue_id)
 
     def check(self, queue_id: int, log: LogTopics | None) -> None:
+        """As of the last look, without I/O. Raises QueueHalted for a stored halt, and where topics are not `log`."""
         self._check_halt(queue_id)
         half, op, parked = [self._now.get(name) for name in self._names]
         if log is not None and half is not None and op is not None and parked is not None:
             check_topics(log, LogTopics(half.topic_id, op.topic_id, parked.topic_id))
 
     async def store_halt(self, queue_id: int, halted: QueueHalted) -> None:
+        """The halt stays until an operator's act, for everybody; it is kept here while the database is away."""
         await self._halt(queue_id, halted, self._acts.get(queue_id, _UNKNOWN))
 
     def find_refusal(self, queue_id: int) -> str | None:

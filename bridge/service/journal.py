@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import structlog
 
@@ -13,6 +13,7 @@ from bridge.clock import Clock, KafkaTime
 from bridge.core.errors import StoreTimeout
 from bridge.core.message import Message, MessageQueue
 from bridge.core.topics import InternalTopics
+from bridge.log_watch import LogWatch
 from bridge.service.answers import refuse_unknown
 from bridge.service.contract import RefusalCode, Refused
 from bridge.store.message_store import MessageStore, PutResult, PutStatus, Refusal
@@ -165,22 +166,6 @@ class EndOffsets:
                 del self._running[queue_id]
 
 
-class LogState(Protocol):
-    """What this process knows of the internal topics beside their records."""
-
-    def find_refusal(self, queue_id: int) -> str | None:
-        """Why nothing may be appended to a queue now."""
-        ...
-
-    def find_seen(self, queue_id: int) -> int:
-        """Records are known below this journal offset."""
-        ...
-
-    def doubt(self, queue_id: int, offset: int | None = None) -> None:
-        """Refuses the queue until the topics have been looked at anew. `offset`: the journal has given it out again."""
-        ...
-
-
 _BUSY = PutResult(PutStatus.REFUSED, refusal=Refusal.STORE_BUSY, detail="too many records in flight")
 LATE = PutResult(PutStatus.OUTCOME_UNKNOWN, detail="no answer before the deadline")
 _BACKWARDS = PutResult(PutStatus.OUTCOME_UNKNOWN, detail="the journal has given out an offset again")
@@ -196,7 +181,7 @@ class Journal:
     """
 
     def __init__(
-        self, store: MessageStore, topics: InternalTopics, kafka_time: KafkaTime, max_in_flight: int, log: LogState
+        self, store: MessageStore, topics: InternalTopics, kafka_time: KafkaTime, max_in_flight: int, log: LogWatch
     ) -> None:
         self.topics = topics
         self.patience = Patience(kafka_time.clock)  # of those who wait for what becomes of their records

@@ -24,7 +24,8 @@ from bridge.core.op_message import (
 )
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import SPLIT, TransactionState, TransactionView
-from bridge.service.journal import Deadline, LogState
+from bridge.log_watch import LogWatch
+from bridge.service.journal import Deadline
 from bridge.store.message_store import MessageStore, OwnerStore, QueueReader
 from bridge.store.op_topic import SealWatch
 
@@ -222,7 +223,7 @@ class FollowerPorts:
     kafka_time: KafkaTime
     waiters: PendingReplies
     seal_watch: SealWatch
-    log: LogState
+    log: LogWatch
 
 
 class OpFollower:

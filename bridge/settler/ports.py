@@ -7,13 +7,13 @@ from typing import NamedTuple, Protocol
 
 from bridge.clock import Clock, OwnerTime
 from bridge.core.check_rules import CheckTimes
-from bridge.core.errors import QueueHalted, StoreError
+from bridge.core.errors import StoreError
 from bridge.core.measures import Durations
 from bridge.core.message import MessageQueue
-from bridge.core.op_message import LogTopics
 from bridge.core.pending_table import PendingTable
-from bridge.core.position import LowWatermarkConfig, Witness
+from bridge.core.position import LowWatermarkConfig
 from bridge.core.transaction import Transaction
+from bridge.log_watch import LogWatch
 from bridge.settler.bodies import KnownTopics, Loaded
 from bridge.store.message_store import LoadedHalf, MessageStore, OwnerStore
 
@@ -146,30 +146,6 @@ class SettlerConfig:
     horizon: LowWatermarkConfig = field(default_factory=LowWatermarkConfig)
 
 
-class LogWatchPort(Protocol):
-    """What this process knows of the internal topics beside their records."""
-
-    async def identify(self) -> LogTopics:
-        """The ids of the topics there are now. Raises StoreError, also where one is missing."""
-        ...
-
-    async def find_witness(self, queue_id: int) -> Witness | None:
-        """What the projection has applied of the queue; None if it is not known now."""
-        ...
-
-    async def check_halts(self, queue_id: int) -> None:
-        """Asks now. Raises QueueHalted for a queue whose halt is stored."""
-        ...
-
-    def check(self, queue_id: int, log: LogTopics | None) -> None:
-        """As of the last look, without I/O. Raises QueueHalted for a stored halt, and where topics are not `log`."""
-        ...
-
-    async def store_halt(self, queue_id: int, halted: QueueHalted) -> None:
-        """The halt stays until an operator's act, for everybody; it is kept here while the database is away."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class SettleTimes:
     """How long the owners of a process took, by Kafka's clock. `settle`: from the append of an end record to when
@@ -189,6 +165,6 @@ class SettlerPorts:
     times_of: Callable[[str], CheckTimes]
     observer: SettlerObserver
     clock: Clock
-    log: LogWatchPort
+    log: LogWatch
     times: SettleTimes = field(default_factory=SettleTimes)
     tracer: SettleTracer | None = None

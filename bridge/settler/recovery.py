@@ -19,7 +19,8 @@ from bridge.core.record_codec import decode_record
 from bridge.core.topics import InternalTopics
 from bridge.core.transition import LogPosition
 from bridge.fault_points import FaultPoint, reach
-from bridge.settler.ports import LogWatchPort, SettlerPorts
+from bridge.log_watch import LogWatch
+from bridge.settler.ports import SettlerPorts
 from bridge.settler.writer import QueueMemory
 from bridge.store.message_store import LoadedHalf, MessageStore, OwnerStore, QueueOffsets
 
@@ -83,7 +84,7 @@ class Recovery:
         return last_ms
 
 
-async def look_around(log: LogWatchPort, memory: QueueMemory, queue_id: int) -> Seen:
+async def look_around(log: LogWatch, memory: QueueMemory, queue_id: int) -> Seen:
     """Asks for the topics there are now, and for who else knows how far the queue was decided. Raises StoreError."""
     witnesses = [memory.confirmed, await log.find_witness(queue_id)]
     return Seen(await log.identify(), [witness for witness in witnesses if witness is not None])

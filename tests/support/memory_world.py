@@ -58,7 +58,7 @@ PARKED_CONFIG = {
 
 
 class SoundLog:
-    """Port LogState where nothing is ever wrong."""
+    """A LogWatch where nothing is ever wrong."""
 
     def find_refusal(self, queue_id: int) -> str | None:
         return None
