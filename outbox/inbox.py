@@ -255,9 +255,10 @@ def _note_lost(target: Session | Connection) -> None:
 @event.listens_for(Engine, "handle_error")
 def _note_undone(context: ExceptionContext) -> None:
     connection = context.connection
-    guards = () if connection is None else _GUARDS.get(connection, ())  # None: there was none to be had
-    if connection is not None and guards and is_undone(context.original_exception, connection):
-        for guard in guards:
+    if connection is None or connection not in _GUARDS:  # None: there was none to be had
+        return
+    if is_undone(context.original_exception, connection):
+        for guard in _GUARDS[connection]:
             guard.is_undone = True
 
 

@@ -25,12 +25,11 @@ from api.cli.output import (
 )
 from bridge.core.measures import show_time
 from bridge.core.message import Message, MessageQueue, StoredMessage, show_message, write_json
-from bridge.core.topics import InternalTopics, is_legal_topic, is_reserved_topic, with_prefix
+from bridge.core.topics import InternalTopics, TopicDescription, is_legal_topic, is_reserved_topic, with_prefix
 
 if TYPE_CHECKING:
     from api.settings import Settings
     from api.wiring import KafkaParts
-    from bridge.core.topics import TopicDescription
 
 topic = typer.Typer(cls=WholeSentences, no_args_is_help=True, help="Topics: create, list, delete, read along.")
 
