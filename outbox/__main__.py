@@ -14,7 +14,7 @@ def main() -> None:
     if any(find_spec(name) is None for name in _PARTS):
         sys.exit("outbox-bridge: the command needs more than the SDK does: pip install 'outbox-bridge[server]'")
     enter_application()
-    sys.exit(import_module("api.cli.main").run())
+    import_module("api.cli.main").main()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The command line: its commands, and how it ends."""
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version as version_of
 from typing import Annotated
 
@@ -12,7 +13,15 @@ from api.cli.connect import fault_points
 from api.cli.demo import demo
 from api.cli.dev import dev
 from api.cli.groups import group, pause_all, resume_all, webhook
-from api.cli.output import CommandFailed, Exit, WholeSentences, explain, print_line, show_failure
+from api.cli.output import (
+    CommandFailed,
+    Exit,
+    WholeSentences,
+    explain,
+    open_standard_streams,
+    print_line,
+    show_failure,
+)
 from api.cli.parked import parked
 from api.cli.relay import relay
 from api.cli.reports import report
@@ -75,20 +84,16 @@ app.command(epilog="Example: outbox-bridge version")(version)
 app.command(epilog="Example: outbox-bridge openapi > openapi.json")(openapi)
 
 
-def _check_arguments(given: Sequence[str]) -> None:
-    """Bytes that are no text could be sent nowhere. Raises CommandFailed."""
-    for place, argument in enumerate(given, 1):
-        try:
-            argument.encode()
-        except UnicodeEncodeError as error:
-            raise CommandFailed(Exit.USAGE, f"argument {place} is not UTF-8: {argument!a}") from error
+def main() -> None:
+    """Runs the command of this process's arguments and exits with its code."""
+    open_standard_streams()
+    sys.exit(run())
 
 
 def run() -> int:
     """Runs the command of this process's arguments; its exit code."""
     try:
-        _check_arguments(sys.argv[1:])
-        app()
+        app(list(_decode(sys.argv[1:])))
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else Exit.FAILED
     except Exception as error:
@@ -98,3 +103,12 @@ def run() -> int:
         show_failure(failure)
         return failure.code
     return Exit.OK
+
+
+def _decode(given: Sequence[str]) -> Iterator[str]:
+    """UTF-8, whatever the locale says. Raises CommandFailed for bytes that are no text: they could be sent nowhere."""
+    for place, argument in enumerate(given, 1):
+        try:
+            yield os.fsencode(argument).decode()
+        except UnicodeError as error:
+            raise CommandFailed(Exit.USAGE, f"argument {place} is not UTF-8: {argument!a}") from error

@@ -4,9 +4,13 @@ Piped, tables have no frames, colours or line breaks. Text from elsewhere is sho
 escaped: a key must not be able to speak to the terminal.
 """
 
+import errno
+import io
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from enum import IntEnum, StrEnum
 from typing import Annotated, Any, TextIO
 
@@ -276,3 +280,79 @@ def _print_table(console: Console, table: Table) -> None:
 def _write(document: bytes) -> None:
     sys.stdout.write(document.decode() + "\n")
     sys.stdout.flush()
+
+
+# --- standard streams: one that is closed or full is told, or not minded, but ends in no traceback ---
+
+_UNWRITTEN = (
+    "If the command changes something, that is done: look before you repeat it. A key or a secret that it made is "
+    "shown nowhere."
+)
+
+
+class ResultUnwritten(CommandFailed):
+    """Standard output takes nothing more. What is written to it from now on is dropped."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(Exit.FAILED, f"the result cannot be written: {error.strerror}", _UNWRITTEN, is_unknown=True)
+
+
+class ResultStream(io.TextIOWrapper):
+    """Standard output. Writing raises ResultUnwritten; BrokenPipeError where the reader has seen enough."""
+
+    def write(self, text: str, /) -> int:
+        """The number of characters."""
+        with self._telling():
+            return super().write(text)
+
+    def flush(self) -> None:
+        """Hands over what was written."""
+        with self._telling():
+            super().flush()
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise
+            _redirect(self.fileno())  # else what is left in the buffer fails again when the process ends
+            raise ResultUnwritten(error) from error
+
+
+class MessageStream(io.TextIOWrapper):
+    """Standard error. What it does not take is dropped."""
+
+    def write(self, text: str, /) -> int:
+        """The number of characters."""
+        with suppress(OSError):
+            return super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Hands over what was written."""
+        with suppress(OSError):
+            super().flush()
+
+
+def open_standard_streams() -> None:
+    """Gives this process its streams. One that is closed is opened, so that no connection gets its number.
+
+    Else Kafka's client would log into that connection. A closed standard output goes on taking nothing.
+    """
+    for number, flags in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, flags), True)
+    sys.stdin = sys.stdin or open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - as long as the process
+    out, err = (io.BufferedWriter(io.FileIO(number, "w", closefd=False)) for number in (1, 2))
+    sys.stdout = ResultStream(out, "utf-8", "backslashreplace", line_buffering=True)
+    sys.stderr = MessageStream(err, "utf-8", "backslashreplace", line_buffering=True)
+
+
+def _redirect(number: int) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, number)
+    os.close(nowhere)

@@ -20,6 +20,7 @@ from api.cli.output import (
     Exit,
     Output,
     OutputOption,
+    ResultUnwritten,
     WholeSentences,
     encode,
     message_console,
@@ -37,11 +38,8 @@ if TYPE_CHECKING:
     from outbox.relay import Relay, RelayBacklog, RelayConfig, RelayCounts
     from outbox.relay_database import OutboxDatabase, SourceSpec
 
-_LOOK_S: Final = 0.2
-_INTERVAL_S: Final = 5.0
-_LOG_NAME: Final = "outbox"
-_TEXT: Final = "text/plain; charset=utf-8"
-_METRICS: Final = "text/plain; version=0.0.4; charset=utf-8"
+_LOOK_S, _INTERVAL_S = 0.2, 5.0
+_TEXT, _METRICS = "text/plain; charset=utf-8", "text/plain; version=0.0.4; charset=utf-8"
 
 
 class RelayReport:
@@ -82,18 +80,21 @@ class RelayReport:
         sums = (self.published, self.parked, self.delayed)
         if not is_last and sums == self._told_sums:
             return
-        if self._output is Output.TABLE:
-            if is_last:
+        try:
+            if self._output is not Output.TABLE:
+                show_document(encode(self._members()), self._output)
+            elif is_last:
                 print_line(self._line())
-        else:
-            show_document(encode(self._members()), self._output)
+        except ResultUnwritten as failure:
+            if is_last:
+                raise
+            say(f"{failure.reason}; the relay goes on, and tells no more", "yellow")
         self._told, self._told_s, self._told_sums = self.published, time.monotonic(), sums
 
     @contextmanager
     def telling_warnings(self) -> Iterator[None]:
         """What the relay logs meanwhile goes to the user."""
-        handler = _Sayer()
-        log = logging.getLogger(_LOG_NAME)
+        log, handler = logging.getLogger("outbox"), _Sayer()
         log.addHandler(handler)
         try:
             yield
@@ -132,8 +133,7 @@ parked = typer.Typer(
 )
 relay.add_typer(parked, name="parked")
 
-_MIN_PAUSE_S, _MAX_PAUSE_S = 0.5, 30.0
-_LONGEST_HAND_OVER_S = 20.0
+_MIN_PAUSE_S, _MAX_PAUSE_S, _LONGEST_HAND_OVER_S = 0.5, 30.0, 20.0
 _OF_LEASE, _OF_HAND_OVER = 1 / 3, 3 / 4  # a hand-over's part of its lease, a request's of its hand-over
 _MAX_ROWS = 10_000
 _INTERRUPTED = 130  # as shells show it
@@ -168,9 +168,7 @@ BridgeOption = Annotated[
     str, typer.Option("--bridge", "--url", envvar="OUTBOX_BRIDGE_URL", help="Where the bridge listens.")
 ]
 GroupOption = Annotated[str, typer.Option("--producer-group", "-g", help="Group that publishes.")]
-SourceOption = Annotated[
-    str, typer.Option("--source", metavar="own|debezium|FILE.toml", help="Which columns the table has.")
-]
+SourceOption = Annotated[str, typer.Option("--source", metavar="own|debezium|FILE.toml", help="The table's columns.")]
 TableOption = Annotated[str | None, typer.Option("--table", help="Else outbox_message, or outboxevent.")]
 SchemaOption = Annotated[str | None, typer.Option("--schema", help="Schema of the tables.")]
 SequenceOption = Annotated[str | None, typer.Option("--sequence", help="Debezium: column that orders the rows.")]
@@ -338,6 +336,9 @@ def _run_until(
                 report.watch(thread)
             except KeyboardInterrupt:  # the second: what is in hand is handed over again when its lease ends
                 os._exit(_INTERRUPTED)
+            finally:  # also if nobody reads its reports any more
+                stop.set()
+                thread.join()
 
 
 class _BegunRelay:

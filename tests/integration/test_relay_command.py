@@ -8,6 +8,8 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE
+from typing import Any
 
 import httpx2
 import pytest
@@ -212,3 +214,30 @@ def test_health_needs_a_port(world: OutboxWorld, bridge: SocketBridge, tmp_path:
     """One that is none is a usage error."""
     done = relay(tmp_path, bridge.url, "-g", "shop", "--health", "here")
     assert (done.returncode, "--health here cannot be used" in done.stderr) == (2, True)
+
+
+def test_relay_goes_on_where_its_reports_cannot_be_written(
+    world: OutboxWorld, bridge: SocketBridge, tmp_path: Path
+) -> None:
+    """A full disk under its log holds no order back: that is told once. Nobody who reads them is its end."""
+    before = len(bridge.read_values("orders"))
+
+    def publish(value: bytes) -> None:
+        world.enqueue(Sent("orders", b"a", value))
+        wait_for(lambda: value in bridge.read_values("orders")[before:], f"{value!r}")
+
+    words = [sys.executable, "-m", "api", "relay", "-g", "shop", "--bridge", bridge.url, "-o", "jsonl"]
+    process: dict[str, Any] = {"cwd": tmp_path, "env": environment({"OUTBOX_DATABASE_URL": world.database.url})}
+    with Path("/dev/full").open("wb") as full, subprocess.Popen(words, stdout=full, stderr=PIPE, **process) as relay:
+        assert relay.stderr is not None
+        publish(b"1")
+        while b"the relay goes on" not in (line := relay.stderr.readline()):
+            assert line, "it ended"
+        publish(b"2")
+        relay.send_signal(signal.SIGTERM)
+        assert (relay.wait(DEADLINE_S), relay.stderr.read()) == (0, b"")
+    with subprocess.Popen(words, stdout=PIPE, stderr=PIPE, **process) as relay:
+        assert relay.stdout is not None
+        relay.stdout.close()
+        publish(b"3")
+        assert relay.wait(DEADLINE_S) == 1

@@ -28,6 +28,7 @@ from tests.simulation.world import simulate
 
 CORPUS = Path(__file__).with_name("corpus")
 _CHUNK = 25
+_PARTS = 8
 _COLLECTED = 5  # garbage of so many runs at a time
 _TOLD = 3  # failing seeds whose whole story is told
 
@@ -58,6 +59,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         "python -m tests.simulation", description=__doc__.splitlines()[0] if __doc__ else ""
     )
     parser.add_argument("--seeds", type=int, default=10_000, help="how many schedules (default %(default)s)")
+    parser.add_argument("--part", type=int, metavar="N", help=f"one {_PARTS}th of them, another one for the next N")
     parser.add_argument("--first", type=int, default=1, help="the first seed (default %(default)s)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a processor)")
     parser.add_argument("--ledger", type=Path, help="file of finished seeds: a run that was stopped goes on from there")
@@ -122,6 +124,9 @@ def _plan(options: argparse.Namespace) -> list[list[int]]:
     """The seeds in chunks; none that the ledger has."""
     done = _read_ledger(options.ledger)
     wanted = range(options.first, options.first + options.seeds)
+    if options.part is not None:
+        part = len(wanted) // _PARTS
+        wanted = wanted[options.part % _PARTS * part :][:part]
     chunks = [list(wanted[place : place + _CHUNK]) for place in range(0, len(wanted), _CHUNK)]
     return [chunk for chunk in chunks if (chunk[0], len(chunk)) not in done]
 
