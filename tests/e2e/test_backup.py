@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tests.support.postgres import PostgresServer
 
 TOPIC = "backup.orders"
+_PAUSE_S = 0.02  # each of them is asked for afterwards
 ENDS = {0: "commit", 1: "rollback", 2: None}
 
 
@@ -41,7 +42,7 @@ class Traffic:
     def run(self) -> None:
         """Every third is committed, rolled back, left alone; every second has an idempotency key."""
         number = 0
-        while not self._is_over.is_set():
+        while not self._is_over.wait(_PAUSE_S):
             value = f"{self.name}-{number}"
             try:
                 self._one(value, number)
