@@ -11,7 +11,6 @@ puts into it what journal and op topic hold, as a projector would.
 """
 
 import asyncio
-import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -205,5 +204,4 @@ def make_service_world(folder: Path, *, queues: int = 1, limits: Limits | None =
     file = folder / "bridge.db"
     file.write_bytes(make_empty_file())
     database = DatabaseThatGoes(f"sqlite:///{file}")
-    weakref.finalize(database, database.engine.dispose)  # Python 3.13 warns of connections that nobody closes
     return ServiceWorld(make_settler_world(queues=queues, **options), database, limits or Limits())
