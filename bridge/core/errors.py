@@ -13,7 +13,7 @@ BridgeError
     +-- StoreTimeout           no answer in time to a read; retrying helps
     +-- BatchAborted           a Kafka transaction was aborted cleanly; its writer goes on
     +-- BatchOutcomeUnknown    it may or may not be committed; take the queue over anew
-        +-- StoreFenced        another owner has the queue's transactional ids
+        +-- StoreFenced        another owner has, or nobody has any more, the queue's transactional ids
 """
 
 from enum import StrEnum
@@ -87,7 +87,7 @@ class BatchOutcomeUnknown(StoreError):
 
 
 class StoreFenced(BatchOutcomeUnknown):
-    """Another owner has taken the queue's transactional ids."""
+    """Another owner has taken the queue's transactional ids, or the log has forgotten them."""
 
 
 class SqlUnavailable(BridgeError):

@@ -45,7 +45,12 @@ WHOLE_REQUEST_REFUSALS = frozenset(
      KafkaError.INVALID_RECORD}
 )  # fmt: skip
 
-FENCED = frozenset({KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH})  # noqa: SLF001
+# The last one says that Kafka has forgotten the transactional id, which was not used for too long (a week by default):
+# it would let in whoever comes first, so whoever it says that to may have had a successor.
+FENCED = frozenset(
+    {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH,  # noqa: SLF001
+     KafkaError.INVALID_PRODUCER_ID_MAPPING}
+)  # fmt: skip
 
 # Nobody has answered.
 SILENCE = frozenset(

@@ -13,7 +13,15 @@ from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, StoreUnavailab
 from bridge.core.message import Message, Receipt
 from bridge.core.properties import count_record_bytes
 from bridge.fault_points import FaultPoint, reach
-from bridge.store.kafka.client import CLIENT_ERRORS, ClientThread, describe, error_of, is_abortable, make_fatal
+from bridge.store.kafka.client import (
+    CLIENT_ERRORS,
+    FENCED,
+    ClientThread,
+    describe,
+    error_of,
+    is_abortable,
+    make_fatal,
+)
 from bridge.store.kafka.options import POLL_S, ClientErrors, KafkaConfig, ProducerFactory, transaction_options
 from bridge.store.message_store import AtomicBatch, BatchKind, BatchResult
 
@@ -315,8 +323,9 @@ class TransactionalProducer:
 
     def _give_up(self, producer: Producer, error: KafkaError, topic: str | None) -> NoReturn:
         """Aborts if that is clean, else dies. Raises BatchAborted, _Purged, StoreFenced, BatchOutcomeUnknown."""
-        if not is_abortable(error):
-            raise make_fatal(_find_reason(producer, error))
+        found = _find_reason(producer, error)
+        if not is_abortable(found):
+            raise make_fatal(found)
         try:
             producer.abort_transaction(self._call_s)
         except CLIENT_ERRORS as raised:
@@ -328,12 +337,17 @@ class TransactionalProducer:
 
 
 def _find_reason(producer: Producer, error: KafkaError) -> KafkaError:
-    """What is behind a bare "fatal": the client reports it at the next poll."""
-    if error.code() == KafkaError._FATAL:  # noqa: SLF001
-        try:
+    """What is behind a bare "fatal": the client reports it at the next poll. And whether what it threw away was that
+    of an owner: it says so to whoever begins within a Kafka transaction that has failed."""
+    try:
+        if error.code() == KafkaError._FATAL:  # noqa: SLF001
             producer.poll(0)
-        except CLIENT_ERRORS as raised:
-            return error_of(raised)
+        elif error.code() in _PURGED:
+            producer.begin_transaction()
+    except CLIENT_ERRORS as raised:
+        found = error_of(raised)
+        if error.code() not in _PURGED or found.code() in FENCED:
+            return found
     return error
 
 

@@ -94,6 +94,7 @@ class FakeProducer:
         self.reports_each = 1_000_000  # at most so many at a poll or flush
         self._queued: deque[Sent] = deque()
         self._offset = 0
+        self._has_begun = False
 
     def fail(self, call: str, *errors: KafkaError | BaseException) -> None:
         """The next calls of this name raise these."""
@@ -129,13 +130,19 @@ class FakeProducer:
         self._do("init")
 
     def begin_transaction(self) -> None:
+        if self._has_begun:
+            self._do("begin again")
+            raise KafkaException(KafkaError(KafkaError._STATE))
         self._do("begin")
+        self._has_begun = True
 
     def commit_transaction(self, _: float) -> None:
         self._do("commit")
+        self._has_begun = False
 
     def abort_transaction(self, _: float) -> None:
         self._do("abort")
+        self._has_begun = False
 
     def list_topics(self, _: str, timeout: float) -> None:
         self._do("list")

@@ -31,7 +31,7 @@ UNKNOWN = [
 ]  # fmt: skip
 NEVER_ABORTABLE = [
     "_TIMED_OUT", "_MSG_TIMED_OUT", "_TRANSPORT", "REQUEST_TIMED_OUT", "_FENCED", "PRODUCER_FENCED",
-    "INVALID_PRODUCER_EPOCH", "NETWORK_EXCEPTION",
+    "INVALID_PRODUCER_EPOCH", "INVALID_PRODUCER_ID_MAPPING", "NETWORK_EXCEPTION",
 ]  # fmt: skip
 ABORTABLE = [
     "MSG_SIZE_TOO_LARGE", "TOPIC_AUTHORIZATION_FAILED", "UNKNOWN_TOPIC_OR_PART", "UNKNOWN_PRODUCER_ID",
@@ -78,9 +78,11 @@ def test_abort_the_client_asks_for_is_abortable() -> None:
     assert not is_abortable(make_error("INVALID_GROUP_ID"))
 
 
-@pytest.mark.parametrize("name", ["_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH"])
+@pytest.mark.parametrize(
+    "name", ["_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "INVALID_PRODUCER_ID_MAPPING"]
+)
 def test_fencing_has_its_own_error(name: str) -> None:
-    """All three words for it."""
+    """All words for it."""
     assert isinstance(make_fatal(make_error(name, fatal=True)), StoreFenced)
 
 

@@ -165,6 +165,15 @@ def test_lost_count_is_got_over_by_a_second_try(producer: TransactionalProducer,
     ]
 
 
+def test_forgotten_id_is_no_lost_count(producer: TransactionalProducer, fake: FakeProducer) -> None:
+    """A second try would be let in, whoever has owned the queue meanwhile: nothing is tried or aborted (D)."""
+    fake.report_errors["orders"] = deque([PURGED])
+    fake.fail("begin again", KafkaError(KafkaError.INVALID_PRODUCER_ID_MAPPING, txn_requires_abort=True))
+    with pytest.raises(StoreFenced):
+        producer.write(BATCH)
+    assert "abort" not in fake.calls
+
+
 def test_lost_count_twice_is_an_abort(producer: TransactionalProducer, fake: FakeProducer) -> None:
     """There is no third try."""
     fake.report_errors["orders"] = deque([PURGED, PURGED, PURGED])
