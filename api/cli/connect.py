@@ -57,7 +57,8 @@ _UNSENT = (
 )  # fmt: skip
 _LOOK = "Look before you repeat it: what was asked may have been done, or may still be."
 _STRANGER = "Is this a bridge? Check --url."
-_NO_CONTENT = 204
+_NO_CONTENT, _FIRST_FAULT = 204, 500
+_OF_GATEWAYS = {502, 503, 504}
 _EXITS = {400: Exit.USAGE, 404: Exit.NOT_FOUND, 409: Exit.CONFLICT, 415: Exit.USAGE, 503: Exit.UNREACHABLE}
 
 
@@ -80,15 +81,21 @@ class HttpReply:
 
     @property
     def members(self) -> dict[str, Any]:
-        """The document, read."""
-        read: dict[str, Any] = msgspec.json.decode(self.raw) if self.raw else {}
-        return read
+        """The document, read. A member that is not there raises CommandFailed."""
+        return _Members(msgspec.json.decode(self.raw) if self.raw else {})
 
     def items(self, name: str) -> list[msgspec.Raw]:
-        """A member that is an array, each item as it came."""
-        return msgspec.json.decode(
-            msgspec.json.decode(self.raw, type=dict[str, msgspec.Raw])[name], type=list[msgspec.Raw]
-        )
+        """A member that is an array, each item as it came. Raises CommandFailed."""
+        members = _Members(msgspec.json.decode(self.raw, type=dict[str, msgspec.Raw]) if self.raw else {})
+        return msgspec.json.decode(members[name], type=list[msgspec.Raw])
+
+
+class _Members(dict[str, Any]):
+    """Those of an answer, which may be another server's."""
+
+    def __missing__(self, name: str) -> Any:  # noqa: ANN401 - of a document
+        reason = f"the answer is none of a bridge: it has no {name}"
+        raise CommandFailed(Exit.FAILED, reason, _STRANGER, is_unknown=True)
 
 
 def call(  # noqa: PLR0913 - what a request has
@@ -116,8 +123,7 @@ def call(  # noqa: PLR0913 - what a request has
     if not answer.is_success:
         raise _refused(answer)
     if answer.status_code != _NO_CONTENT and not _is_object(answer.content):
-        reason = f"{answer.url.host} answered {answer.status_code} with something that is no answer of a bridge"
-        raise CommandFailed(Exit.FAILED, reason, _STRANGER)
+        raise _of_stranger(answer)
     return HttpReply(answer.status_code, answer.content)
 
 
@@ -166,12 +172,24 @@ def _refused(answer: httpx2.Response) -> CommandFailed:
         problem = answer.json()
         slug = str(problem["type"]).rpartition("/")[2]
         reason = f"{problem['detail'] or problem['title']} ({slug})"
-    except (ValueError, KeyError, TypeError):
-        return CommandFailed(Exit.FAILED, f"{answer.url.host} answered {answer.status_code}", _STRANGER)
+        places = [str(error.get("pointer") or error.get("parameter")) for error in problem.get("errors", [])]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return _of_stranger(answer)
     code = _EXITS.get(answer.status_code, Exit.USAGE if slug == "invalid-request" else Exit.FAILED)
-    places = [str(error.get("pointer") or error.get("parameter")) for error in problem.get("errors", [])]
     reason += f" at {', '.join(places)}" if places else ""
     return CommandFailed(code, reason, _remedy_of(slug), is_unknown=problem.get("outcome") == "unknown")
+
+
+def _of_stranger(answer: httpx2.Response) -> CommandFailed:
+    """An answer that no bridge gives. A proxy may have handed the call on before it lost the bridge."""
+    method, status = answer.request.method, answer.status_code
+    said = f"{answer.url.host} answered {status} with something that is no answer of a bridge"
+    if method == "GET":
+        return CommandFailed(Exit.UNREACHABLE if status in _OF_GATEWAYS else Exit.FAILED, said, _STRANGER)
+    if answer.is_success or status >= _FIRST_FAULT:
+        reason = f"{said}, and whether one did what was asked is not known"
+        return CommandFailed(Exit.FAILED, reason, _LOOK, is_unknown=True)
+    return CommandFailed(Exit.FAILED, said, _STRANGER)
 
 
 def _remedy_of(slug: str) -> str:

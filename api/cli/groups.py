@@ -397,10 +397,10 @@ def tell_findings(url: str, run_folder: Path) -> None:
         "findings": by_kind,
     }
     try:
-        reply: HttpReply = call(url, "POST", f"{_WEBHOOKS}/findings", body=found)
+        told_to = call(url, "POST", f"{_WEBHOOKS}/findings", body=found).members["webhooks"]
     except CommandFailed as failure:
         told = "no webhook was told" if not failure.is_unknown else "webhooks may not have been told"
         say(f"{told} ({failure.reason})", "yellow")
         return
-    if told := reply.members["webhooks"]:
-        say(f"{told} webhook{'s are' if told > 1 else ' is'} told of the findings")
+    if told_to:
+        say(f"{told_to} webhook{'s are' if told_to > 1 else ' is'} told of the findings")

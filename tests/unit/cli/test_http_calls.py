@@ -118,6 +118,58 @@ def test_success_of_a_stranger_is_no_traceback(
     assert "--url" in ended.err
 
 
+@pytest.mark.parametrize(("status", "body"), [(502, b"<html>Bad Gateway</html>"), (504, b""), (200, b"<html></html>")])
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+def test_proxy_that_lost_the_bridge_is_no_failure_of_the_act(
+    bridge: CannedServer, method: str, status: int, body: bytes
+) -> None:
+    """It may have handed the call on: what was asked may be done, and is not told as refused."""
+    bridge.answer(method, "/v1/transactions/x/force", status, body)
+    with pytest.raises(CommandFailed) as caught:
+        call(bridge.url, method, "/v1/transactions/x/force", body={})
+    assert (caught.value.code, caught.value.is_unknown) == (Exit.FAILED, True)
+    assert "not known" in caught.value.reason
+    assert "Look before you repeat it" in caught.value.remedy
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_proxy_without_a_bridge_is_unreachable(bridge: CannedServer, status: int) -> None:
+    """As where nobody listens: a script that waits for the bridge goes on waiting."""
+    bridge.answer("GET", "/x", status, b"<html>no upstream</html>")
+    with pytest.raises(CommandFailed) as caught:
+        call(bridge.url, "GET", "/x")
+    assert (caught.value.code, caught.value.is_unknown) == (Exit.UNREACHABLE, False)
+
+
+@pytest.mark.parametrize(
+    ("command", "method", "path"),
+    [
+        (("tx", "list"), "GET", "/v1/transactions"),
+        (("stats",), "GET", "/v1/stats"),
+        (("parked", "jobs"), "GET", "/v1/parked/redrive"),
+        (("parked", "redrive", "resume", "--reason", "x", "--yes"), "POST", "/v1/parked/redrive"),
+        (("key", "list", "-o", "json"), "GET", "/v1/principals"),
+    ],
+)
+def test_document_of_a_stranger_is_no_traceback(
+    cli: Cli, bridge: CannedServer, command: tuple[str, ...], method: str, path: str
+) -> None:
+    """JSON, but not what a bridge answers."""
+    bridge.answer(method, path, 200, {"status": "ok"})
+    ended = cli(*command, "--url", bridge.url)
+    assert (ended.code, ended.out) == (1, "")
+    assert "--url" in ended.err
+
+
+@pytest.mark.parametrize("errors", ["x", ["x"], [None]])
+def test_problem_of_a_stranger_is_no_traceback(bridge: CannedServer, errors: object) -> None:
+    """RFC 9457 leaves members of its own to everybody."""
+    bridge.answer("GET", "/x", 409, {"type": "about:blank", "title": "no", "detail": "no", "errors": errors})
+    with pytest.raises(CommandFailed) as caught:
+        call(bridge.url, "GET", "/x")
+    assert (caught.value.code, caught.value.remedy) == (Exit.FAILED, "Is this a bridge? Check --url.")
+
+
 @pytest.mark.parametrize(
     "command",
     [
