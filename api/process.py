@@ -6,6 +6,7 @@ import gc
 import logging
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, TextIO
 
@@ -128,10 +129,11 @@ class HeapLoop:
         """Every few seconds."""
         while True:
             await self._clock.sleep_ms(self._interval_ms)
-            await self.run_once()
+            with suppress(OSError, RuntimeError):  # no file to read the size from, or no thread: the next time
+                await self.run_once()
 
     async def run_once(self) -> bool:
-        """Whether it collected."""
+        """Whether it collected. Raises OSError and RuntimeError."""
         before = self._acts.resident_bytes()
         is_grown = before > self._settled + max(_LEAST_GROWTH, self._settled // 4)
         if is_grown:

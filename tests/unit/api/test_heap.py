@@ -1,5 +1,10 @@
 """When memory is given back, and at which cost."""
 
+import asyncio
+import errno
+
+import pytest
+
 from api.process import HeapActs, HeapLoop, make_heap_acts
 from bridge.clock import SystemClock
 
@@ -41,6 +46,25 @@ async def test_what_stays_is_looked_at_seldom() -> None:
         await process.loop.run_once()
     assert 5 <= process.collected <= 20
     assert process.trimmed == 1_900
+
+
+@pytest.mark.parametrize("fault", [OSError(errno.EMFILE, "Too many open files"), RuntimeError("can't start new thread")])
+async def test_process_goes_on_where_its_memory_cannot_be_measured(fault: Exception) -> None:
+    """No file or thread is left for a moment: a loop that ends would end the process with it."""
+    again, measured = asyncio.Event(), [0]
+
+    def measure() -> int:
+        measured[0] += 1
+        if measured[0] == 2:
+            raise fault
+        return MIB
+
+    loop = HeapLoop(SystemClock(), HeapActs(measure, lambda: 0, again.set), 1)
+    running = asyncio.create_task(loop.run_forever())
+    async with asyncio.timeout(10):
+        await asyncio.wait({running, asyncio.create_task(again.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    assert again.is_set()
+    running.cancel()
 
 
 async def test_this_process_can_be_trimmed() -> None:
