@@ -20,6 +20,7 @@ HostName = Annotated[str, Field(pattern=r"^([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:]
 WebhookEvent = Literal[
     "transaction.parked", "group.failing", "group.recovered", "queue.stalled", "reconciliation.findings"
 ]
+_MOST = 10**15  # what SQL can compare with
 PrincipalName = Annotated[str, Field(pattern=PRINCIPAL_NAME)]
 
 
@@ -189,9 +190,9 @@ class QuotasSettings(SettingSection):
     """Requests a principal may send to one process; no limit if empty."""
     bytes_per_second: Annotated[int, Field(ge=1_024)] | None = None
     """Bytes of bodies a principal may send to one process; no limit if empty."""
-    pending_of_group: Annotated[int, Field(ge=1)] | None = None
+    pending_of_group: Annotated[int, Field(ge=1, le=_MOST)] | None = None
     """Transactions that a producer group may have pending; no limit if empty."""
-    parked_of_group: Annotated[int, Field(ge=1)] | None = None
+    parked_of_group: Annotated[int, Field(ge=1, le=_MOST)] | None = None
     """Transactions that a producer group may have parked before it gets no new ones; no limit if empty."""
 
     @property
@@ -322,7 +323,8 @@ class SettlerSettings(SettingSection):
     """How settlers share the queues."""
 
     session_ms: Annotated[int, Field(ge=1_000, le=60_000)] = 6_000
-    """How soon another settler takes over from one that was killed."""
+    """How soon another settler takes over from one that was killed. Brokers refuse less than their
+    `group.min.session.timeout.ms`, 6000 unless set."""
     put_back_records: Annotated[int, Field(ge=1)] = 100_000
     """How many records a pending transaction may lie behind before its record is written again, which bounds what a
     successor must read."""

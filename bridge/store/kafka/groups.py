@@ -19,7 +19,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import ListOffsetsResultInfo, OffsetSpec  # type: ignore[attr-defined]
 
-from bridge.core.errors import StoreError, StoreTimeout, StoreUnavailable
+from bridge.core.errors import BridgeError, ConfigError, StoreError, StoreTimeout, StoreUnavailable
 from bridge.core.message import MessageQueue
 from bridge.store.kafka.admin import Asker
 from bridge.store.kafka.client import (
@@ -231,6 +231,10 @@ def _is_worth_a_retry(error: KafkaError, give_up_at: float) -> bool:
 
 _NONE: frozenset[int] = frozenset()
 _LEAVE_POLLS = 40
+_SESSION_REFUSED = (
+    "settler.session_ms = {} is refused by Kafka: the brokers' group.min.session.timeout.ms, 6000 unless set, and "
+    "group.max.session.timeout.ms bound it"
+)
 _LOG = structlog.get_logger()
 
 
@@ -248,7 +252,7 @@ class KafkaGroupMember:
         self._config = config
         self._topic = topic
         self._loop = asyncio.get_running_loop()
-        self._changes: asyncio.Queue[GroupChange | StoreError] = asyncio.Queue()
+        self._changes: asyncio.Queue[GroupChange | BridgeError] = asyncio.Queue()
         self._commits: list[_Commit] = []
         self._owned = _NONE
         self._is_closing = False
@@ -264,7 +268,7 @@ class KafkaGroupMember:
 
     async def next_change(self) -> GroupChange:
         change = await self._changes.get()
-        if isinstance(change, StoreError):
+        if isinstance(change, BridgeError):
             self._changes.put_nowait(change)  # for whoever asks next
             raise change
         return change
@@ -324,13 +328,18 @@ class KafkaGroupMember:
                 if error is not None:
                     self.errors.note(error)
                     _LOG.warning("kafka_member_error", group=self.group, error=describe(error))
+                    if error.code() == KafkaError.INVALID_SESSION_TIMEOUT:
+                        self._give_up(ConfigError(_SESSION_REFUSED.format(self._config.session_timeout_ms)))
                 self._commit(consumer)
             except CLIENT_ERRORS as raised:
                 self.errors.note(error_of(raised))
             if self.errors.fatal is not None:
-                self._is_closing = True
-                self._lose_all()
-                self._tell(StoreUnavailable(describe(self.errors.fatal)))
+                self._give_up(StoreUnavailable(describe(self.errors.fatal)))
+
+    def _give_up(self, reason: BridgeError) -> None:
+        self._is_closing = True
+        self._lose_all()
+        self._tell(reason)
 
     def _leave(self, consumer: Consumer) -> None:
         """Unsubscribes first: with a `group.instance.id` closing alone leaves the queues to a session's end."""
@@ -392,7 +401,7 @@ class KafkaGroupMember:
             else:
                 self._answer(commit.future, None)
 
-    def _tell(self, change: GroupChange | StoreError) -> None:
+    def _tell(self, change: GroupChange | BridgeError) -> None:
         self._call_loop(lambda: self._changes.put_nowait(change))
 
     def _answer(self, future: "asyncio.Future[None]", error: StoreError | None) -> None:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from bridge.core.errors import StoreError
+from bridge.core.errors import ConfigError, StoreError
 from bridge.store.kafka.groups import KafkaGroupMember
 from bridge.store.kafka.options import KafkaConfig
 from tests.contract.kafka_world import KafkaContractWorld
@@ -51,6 +51,16 @@ async def test_name_taken_by_another_ends_the_membership(world: KafkaContractWor
     await gain(second, {0, 1})
     await first.close()
     await second.close()
+
+
+async def test_session_that_brokers_refuse_is_a_wrong_setting(world: KafkaContractWorld, kafka: str) -> None:
+    """Such a member never gets a queue: whoever waits for one is told which setting keeps it out."""
+    topic = await make_topic(world, 1)
+    hasty = KafkaConfig({"bootstrap.servers": kafka}, session_timeout_ms=1_000)
+    member = KafkaGroupMember(hasty, fresh_name("group"), topic)
+    with pytest.raises(ConfigError, match=r"settler\.session_ms = 1000 .* group\.min\.session\.timeout\.ms"):
+        await next_change(member)
+    await member.close()
 
 
 async def test_members_queues_survive_quiet_minutes(world: KafkaContractWorld, kafka: str) -> None:

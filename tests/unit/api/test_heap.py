@@ -48,7 +48,9 @@ async def test_what_stays_is_looked_at_seldom() -> None:
     assert process.trimmed == 1_900
 
 
-@pytest.mark.parametrize("fault", [OSError(errno.EMFILE, "Too many open files"), RuntimeError("can't start new thread")])
+@pytest.mark.parametrize(
+    "fault", [OSError(errno.EMFILE, "Too many open files"), RuntimeError("can't start new thread")]
+)
 async def test_process_goes_on_where_its_memory_cannot_be_measured(fault: Exception) -> None:
     """No file or thread is left for a moment: a loop that ends would end the process with it."""
     again, measured = asyncio.Event(), [0]

@@ -79,6 +79,14 @@ def test_environment_is_strict(name: str, value: str, message: str, monkeypatch:
         load_settings()
 
 
+@pytest.mark.parametrize("quota", ["PENDING_OF_GROUP", "PARKED_OF_GROUP"])
+def test_quota_that_sql_cannot_compare_with_is_refused(quota: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else nothing pending would be counted, for the other limits neither."""
+    monkeypatch.setenv(f"OUTBOX_BRIDGE_QUOTAS__{quota}", str(2**63))
+    with pytest.raises(ConfigError, match=f"quotas.{quota.lower()}"):
+        load_settings()
+
+
 def test_variable_of_the_command_line_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     """It says which bridge commands talk to."""
     monkeypatch.setenv("OUTBOX_BRIDGE_URL", "http://127.0.0.1:1")
