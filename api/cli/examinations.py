@@ -22,7 +22,7 @@ import httpx2
 import msgspec
 
 from api.cli.connect import call, client_for, find_all, quoted
-from api.cli.output import CommandFailed
+from api.cli.output import TIMEOUT_REMEDY, CommandFailed, is_timeout_refused
 from api.cli.security import count_secrets
 from api.settings import Origin, Settings, find_open_servers
 from api.web.health import (
@@ -336,9 +336,10 @@ async def _examine_transactions(parts: KafkaParts, topics: InternalTopics) -> li
     try:
         await writer.fence()
     except StoreError as error:
-        remedy = (
+        rights = (
             f"Allow Write and Describe on transactional ids {topics.transactional_prefix}-*; see the brokers' logs."
         )
+        remedy = TIMEOUT_REMEDY if is_timeout_refused(error) else rights
         return [Diagnosis(BROKEN, "transactions", f"no Kafka transaction can be begun: {error}", remedy)]
     finally:
         await writer.close()

@@ -64,6 +64,7 @@ _KAFKA_REMEDY = (
     "Does Kafka run at kafka.bootstrap.servers (`outbox-bridge config show`)? "
     "`outbox-bridge doctor` looks; `outbox-bridge dev` starts one on this machine."
 )
+TIMEOUT_REMEDY = "Set transaction.max.timeout.ms on the brokers to 10000 or more; Kafka's default is 900000."
 _OUTBOX_SQL_REMEDY = "Check --database-url and that the database runs."
 _SQL_REMEDY = (
     "Check database_url (`outbox-bridge config show`) and that the database runs; `outbox-bridge migrate` makes the "
@@ -90,8 +91,15 @@ def _tell_broker(error: BrokerError) -> Told:
     return code, error.reason, error.remedy
 
 
+def is_timeout_refused(error: StoreError) -> bool:
+    """Whether the brokers let no Kafka transaction last as long as the bridge's may."""
+    return "INVALID_TRANSACTION_TIMEOUT" in str(error)
+
+
 def _advise(error: StoreError) -> str:
     """Kafka's names of missing rights end so."""
+    if is_timeout_refused(error):
+        return TIMEOUT_REMEDY
     return RIGHTS_REMEDY if "no right" in str(error) or "AUTHORIZATION_FAILED" in str(error) else _KAFKA_REMEDY
 
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from bridge.store.kafka.options import TRANSACTION_TIMEOUT_MS
 from tests.support.bridge_process import Bridge, create_topics, read_committed, wait_until
 from tests.support.broker import BrokerFactory
 from tests.support.fault_load import Load
@@ -28,6 +29,19 @@ def test_killed_broker_loses_nothing_that_was_acknowledged(broker_factory: Broke
         load.wait_ended(200)
         process.wait_ready()
     assert load.broken_promises(read_committed(broker.bootstrap, topics)) == []
+
+
+def test_broker_that_lets_no_kafka_transaction_last_as_long_as_the_bridges_is_told(
+    broker_factory: BrokerFactory, tmp_path: Path
+) -> None:
+    """Its setting is named, by its name: neither is Kafka away, nor is a right missing."""
+    kafka = broker_factory({"transaction.max.timeout.ms": "5000"}).bootstrap
+    bridge = Bridge(kafka, tmp_path, "short.", f"sqlite:///{tmp_path / 'bridge.db'}")
+    remedy = f"Set transaction.max.timeout.ms on the brokers to {TRANSACTION_TIMEOUT_MS} or more"
+    assert remedy in bridge.run_refused("migrate")
+    told = " ".join(bridge.run_refused("doctor").split())
+    assert remedy in told
+    assert "Allow Write and Describe on transactional ids" not in told
 
 
 def prepare_of(topic: str) -> dict[str, object]:
