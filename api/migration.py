@@ -1,7 +1,9 @@
 """What `outbox-bridge migrate` does: tables, internal topics and first positions, or what is given up of a log."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import structlog
 
@@ -44,7 +46,8 @@ async def migrate(settings: Settings, confirm: Confirm | None = None) -> list[st
     """
     if settings.database_url is None:
         _make_data_dir(settings)
-    before = await asyncio.to_thread(upgrade, settings.sql_url())
+    with _kept_from_others():
+        before = await asyncio.to_thread(upgrade, settings.sql_url())
     topics, clock = internal_topics(settings), SystemClock()
     done = ["tables are up to date" if before.is_current else f"tables were brought to revision {before.needed}"]
     async with open_stores(settings) as (kafka, database):
@@ -89,6 +92,17 @@ def _make_data_dir(settings: Settings) -> None:
         raise ConfigError(
             f"data_dir {settings.data_dir} cannot be made: {error.strerror}; name another, or set database_url"
         ) from error
+
+
+@contextmanager
+def _kept_from_others() -> Iterator[None]:
+    """SQLite's file is made for owner and group: the bridge's key is in it, and secrets that sign checks."""
+    before = os.umask(0o007)
+    os.umask(before | 0o007)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 async def _give_up(

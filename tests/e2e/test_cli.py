@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import stat
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -259,7 +260,9 @@ def test_serve_refuses_to_start_unmigrated(kafka: str, tmp_path: Path) -> None:
         done = run_command("migrate", "-o", "json", folder=tmp_path, settings=settings)
         assert done.returncode == 0
         assert json.loads(done.stdout)[-1] == {"done": "internal topics are as they must be"}
-    assert (tmp_path / ".outbox-bridge" / "bridge.db").is_file()
+    database = tmp_path / ".outbox-bridge" / "bridge.db"
+    assert database.is_file()
+    assert not database.stat().st_mode & stat.S_IRWXO  # the bridge's key is in it
     other = settings | {"OUTBOX_BRIDGE_TOPICS__PREFIX": f"{tmp_path.name}-2."}
     for command_line in (["migrate"], ["migrate", "--accept-identity", "--yes"], ["serve", "--port", "0"]):
         done = run_command(*command_line, folder=tmp_path, settings=other)
