@@ -1,6 +1,7 @@
 """`parked`: transactions that wait for a person."""
 
 import sys
+import threading
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -114,8 +115,9 @@ def redrive(  # noqa: PLR0913, PLR0917 - a filter is an option
     if not _is_wanted(previewed, action, yes):
         say("nothing was done")
         return
-    job = call(url, "POST", "/v1/parked/redrive", body={**body, "reason": reason}).members
-    done = _watch(url, str(job["job_id"]), count, previewed.members["more"])
+    with noticed_ctrl_c() as noticed:  # one that comes before the job has its name stops it, too
+        job = call(url, "POST", "/v1/parked/redrive", body={**body, "reason": reason}).members
+        done = _watch(url, str(job["job_id"]), None if previewed.members["more"] else count, noticed)
     _show_job(done, output)
     if done.members["state"] != "done":
         raise CommandFailed(Exit.FAILED, f"the job is {done.members['state']}", "Run it again for those that are left.")
@@ -176,20 +178,20 @@ def _show_preview(previewed: HttpReply, output: Output) -> None:
     say(f"{_amount(shown)} match; {len(shown['sample'])} of them are shown")
 
 
-def _watch(url: str, job_id: str, count: int, is_more: bool) -> HttpReply:
+def _watch(url: str, job_id: str, total: int | None, noticed: threading.Event) -> HttpReply:
     """The job at its end; stopped if we are interrupted. The bridge goes on with it where we lose sight of it."""
     try:
-        return _look_after(url, job_id, count, is_more)
+        return _look_after(url, job_id, total, noticed)
     except CommandFailed as failure:
         reason = f"the job {job_id} was begun, and may go on, but cannot be followed: {failure.reason}"
         remedy = f"`outbox-bridge parked jobs` shows how far it is, `outbox-bridge parked stop {job_id}` stops it."
         raise CommandFailed(failure.code, reason, remedy, is_unknown=True) from failure
 
 
-def _look_after(url: str, job_id: str, count: int, is_more: bool) -> HttpReply:
+def _look_after(url: str, job_id: str, total: int | None, noticed: threading.Event) -> HttpReply:
     columns = (TextColumn("redriving"), BarColumn(), MofNCompleteColumn())
-    with noticed_ctrl_c() as noticed, Progress(*columns, console=message_console(), transient=True) as progress:
-        task = progress.add_task("redriving", total=None if is_more else count)
+    with Progress(*columns, console=message_console(), transient=True) as progress:
+        task = progress.add_task("redriving", total=total)
         while not noticed.wait(_LOOK_INTERVAL_S):
             job = call(url, "GET", f"/v1/parked/redrive/{job_id}")
             progress.update(task, completed=sum(job.members["counts"].values()))

@@ -1,9 +1,12 @@
 """api.cli.parked: nothing is acted on that nobody has seen."""
 
+import os
 import signal
 import subprocess
 import sys
 import time
+
+import pytest
 
 from tests.support.canned_http import CannedServer
 from tests.unit.cli.conftest import Cli
@@ -102,6 +105,29 @@ def test_job_that_is_lost_sight_of_is_named(cli: Cli, bridge: CannedServer) -> N
     assert "the job j1 was begun, and may go on" in ended.err
     assert "the database cannot be reached" in ended.err
     assert "outbox-bridge parked stop j1" in ended.err
+
+
+def test_ctrl_c_before_the_job_has_its_name_stops_it(
+    cli: Cli, bridge: CannedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the bridge answers the call that begins it, which may take seconds: nobody would know of the job."""
+    bridge.answer("POST", REDRIVE, 200, {"count": 2, "more": False, "sample": []})
+    bridge.answer("POST", REDRIVE, 202, job("running"))
+    bridge.answer("POST", f"{REDRIVE}/j1/stop", 200, job("stopped", resumed=1))
+    take = bridge.take
+
+    def interrupt(method: str, path: str) -> tuple[int, bytes]:
+        answer = take(method, path)
+        if (path, answer[0]) == (REDRIVE, 202):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.2)
+        return answer
+
+    monkeypatch.setattr(bridge, "take", interrupt)
+    ended = cli(*ARGUMENTS, "--yes", "--url", bridge.url)
+    assert ended.code == 1
+    assert "the job is stopped" in ended.err
+    assert bridge.asked[-1].path == f"{REDRIVE}/j1/stop"
 
 
 def test_ctrl_c_stops_the_job(bridge: CannedServer) -> None:
