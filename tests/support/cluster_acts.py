@@ -31,12 +31,19 @@ AUTHORIZED = {
 
 
 def set_topic_config(kafka: str, topic: str, config: Mapping[str, str]) -> None:
-    """Changes a topic's configuration."""
+    """Changes a topic's configuration; returns when its broker knows."""
     entries = [ConfigEntry(n, v, incremental_operation=AlterConfigOpType.SET) for n, v in config.items()]
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
     admin = AdminClient({"bootstrap.servers": kafka})  # must outlive its futures
     for future in admin.incremental_alter_configs([resource]).values():
         future.result(_ANSWER_S)
+
+    def is_known() -> bool:
+        (described,) = admin.describe_configs([ConfigResource(ResourceType.TOPIC, topic)]).values()
+        known = described.result(_ANSWER_S)
+        return all(known[name].value == value for name, value in config.items())
+
+    wait_until(is_known, name=f"the new settings of {topic}")
 
 
 def delete_topic(kafka: str, topic: str) -> None:
