@@ -86,11 +86,16 @@ def create(  # noqa: PLR0913, PLR0917 - what the user can give is an option
     Grants that are named here replace those it has; without any, they stay as they are.
     """
     grants = _read_grants(allow, producer, admin=admin)
-    life = None if expires is None else _read_life(expires)
-    if grants or not _exists(url, principal):
+    body = {"label": label, "expires_in_seconds": None if expires is None else _read_life(expires)}
+    is_put = bool(grants) or not _exists(url, principal)
+    if is_put:
         call(url, "PUT", f"{_PATH}/{quoted(principal)}", body={"grants": grants})
-    body = {"label": label, "expires_in_seconds": life}
-    reply = call(url, "POST", f"{_PATH}/{quoted(principal)}/keys", body=body)
+    try:
+        reply = call(url, "POST", f"{_PATH}/{quoted(principal)}/keys", body=body)
+    except CommandFailed as failure:
+        if is_put:
+            failure.reason = f"{principal} may do what was named; the key: {failure.reason}"
+        raise
     if output is Output.TABLE:
         show_members(reply.members.items())
     else:

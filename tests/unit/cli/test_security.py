@@ -1,4 +1,4 @@
-"""`security`: keys that encrypt secrets in the database, without a bridge that runs."""
+"""`security`: keys that encrypt secrets in the database, without a bridge that runs; `key`: refusals."""
 
 import asyncio
 import json
@@ -12,6 +12,7 @@ from bridge.directory import DEFAULT_SETTINGS
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database, upgrade
 from bridge.sql.identity import begin_seals
+from tests.support.canned_http import CannedServer
 from tests.unit.cli.conftest import Cli
 
 
@@ -73,3 +74,14 @@ def test_without_a_key_in_the_settings_nothing_is_done(cli: Cli) -> None:
     """And it is said where keys come from."""
     refused = cli("security", "rewrap")
     assert (refused.code, "security new-key" in refused.err) == (2, True)
+
+
+def test_grants_that_stand_without_a_key_are_told(cli: Cli, bridge: CannedServer) -> None:
+    """They were replaced before the bridge refused a third key."""
+    bridge.answer("PUT", "/v1/principals/shop", 200, {"name": "shop"})
+    bridge.answer("GET", "/v1/principals", 200, {"principals": [{"name": "shop"}]})
+    bridge.refuse("POST", "/v1/principals/shop/keys", 409, "too-many-keys", "shop has two keys")
+    granted = cli("key", "create", "shop", "--allow", "read:*", "--url", bridge.url)
+    assert (granted.code, "shop may do what was named; the key: shop has two keys" in granted.err) == (4, True)
+    plain = cli("key", "create", "shop", "--url", bridge.url)
+    assert (plain.code, "may do what was named" in plain.err) == (4, False)
