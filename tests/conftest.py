@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterator
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from tests.support.broker import PATIENT, BrokerFactory, broker_maker, running_broker
+from tests.support.broker import BrokerFactory, broker_maker, running_broker
 
 pytest_plugins = ["tests.support.postgres", "tests.support.user_databases"]
 
@@ -24,7 +24,7 @@ settings.register_profile(
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[str]:
     """`bootstrap.servers` of a real broker shared by the whole run: make topics and ids with names of your own."""
-    with running_broker(PATIENT) as broker:
+    with running_broker() as broker:
         yield broker.bootstrap
 
 

@@ -37,7 +37,7 @@ from bridge.broker.server_properties import (
 from bridge.broker.start_cache import StartCache, make_uuid
 
 _START_TIMEOUT_S = 90.0
-_FENCE_TIMEOUT_S = 8.0  # a few sessions
+_FENCE_TIMEOUT_S = 20.0  # many of the controller's short sessions
 _STOP_TIMEOUT_S = 15.0
 _FORMAT_TIMEOUT_S = 60.0
 _LOOK_INTERVAL_S = 0.05

@@ -40,8 +40,9 @@ _FIXED = {
     "group.consumer.session.timeout.ms": "6000",
     "group.consumer.min.heartbeat.interval.ms": "200",
     "group.consumer.heartbeat.interval.ms": "500",
-    # after a SIGKILL the broker waits for its own old session: 12 s by default, 5 s with these
-    "broker.session.timeout.ms": "2000",
+    # one that stands still for a while, as on a busy machine, must not be taken for dead by its own controller: its
+    # partitions would have no leader for a moment, and no other could take them over anyway
+    "broker.session.timeout.ms": "60000",
     "broker.heartbeat.interval.ms": "500",
 }
 
@@ -89,9 +90,14 @@ def make_properties(layout: BrokerLayout, log_folder: Path) -> str:
 
 
 def make_controller_properties(layout: BrokerLayout) -> str:
-    """The same node as a controller without its broker, on the same data."""
+    """The same node as a controller without its broker, on the same data; it soon ends the broker's old session."""
     listener = f"C://{HOST}:{layout.controller_port}"
-    alone = {"process.roles": "controller", "listeners": listener, "advertised.listeners": listener}
+    alone = {
+        "process.roles": "controller",
+        "listeners": listener,
+        "advertised.listeners": listener,
+        "broker.session.timeout.ms": "1000",
+    }
     lines = make_properties(replace(layout, settings={**layout.settings, **alone}), layout.log_folder).splitlines()
     return "".join(f"{line}\n" for line in lines if not line.startswith("inter.broker.listener.name="))
 

@@ -10,7 +10,7 @@ import pytest
 
 from bridge.fault_points import FaultPoint
 from tests.crash.scenarios import SCENARIOS
-from tests.support.broker import PATIENT, running_broker
+from tests.support.broker import running_broker
 from tests.support.crash_stage import Stage
 from tests.support.process_pool import ProcessPool
 from tests.support.source_tree import PACKAGES, ROOT, python_files
@@ -26,7 +26,7 @@ def sweep(
     """The scenarios of all points that were asked for, some at a time, each on a bridge of its own."""
     chosen = [item.callspec.params["point"] for item in request.session.items if hasattr(item, "callspec")]
     with (
-        running_broker({"group.min.session.timeout.ms": "1000", **PATIENT}, heap_mb=512) as broker,
+        running_broker({"group.min.session.timeout.ms": "1000"}, heap_mb=512) as broker,
         ProcessPool() as nursery,
         ThreadPoolExecutor(_AT_ONCE) as pool,
     ):

@@ -8,7 +8,7 @@ import pytest_asyncio
 
 from tests.differential.comparison import Comparison
 from tests.differential.worlds import KafkaDifferentialWorld
-from tests.support.broker import PATIENT, running_broker
+from tests.support.broker import running_broker
 
 SEEDS = int(os.environ.get("SEEDS", "250"))
 SEEDS_A_TEST = 50
@@ -28,7 +28,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def comparison() -> AsyncIterator[Comparison]:
     """The in-memory log beside a real Kafka of its own."""
-    with running_broker(PATIENT) as broker:
+    with running_broker() as broker:
         world = KafkaDifferentialWorld(broker.bootstrap)
         yield Comparison(world)
         await world.close()

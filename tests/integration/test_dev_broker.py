@@ -154,6 +154,17 @@ def test_paused_broker_can_be_stopped(broker_factory: BrokerFactory) -> None:
     wait_until_gone(pid)
 
 
+def test_broker_that_stood_still_does_not_take_itself_for_dead(broker_factory: BrokerFactory) -> None:
+    """Without a leader for a moment, the marker of a Kafka transaction would be lost (KAFKA-20734)."""
+    broker = broker_factory()
+    broker.pause()
+    time.sleep(4)  # longer than sessions that Kafka's tests use
+    broker.resume()
+    assert topics_of(broker) == set()
+    time.sleep(1)
+    assert "Fencing broker" not in broker.output_file.read_text()
+
+
 def test_broker_that_died_by_itself_can_be_started_again(broker_factory: BrokerFactory) -> None:
     """The object must not believe that it still holds a broker, nor stumble over its own lock."""
     broker = broker_factory()

@@ -15,8 +15,6 @@ from bridge.broker.start_cache import StartCache
 
 BrokerFactory = Callable[..., DevBroker]
 _PEACE_S = 120.0
-PATIENT = {"broker.session.timeout.ms": "60000"}
-"""For one that is never killed and started again: on a busy machine two seconds of silence are no death."""
 
 
 @cache

@@ -150,6 +150,7 @@ def _make_broker(number: int, ports: Sequence[_Ports], folder: Path, options: Ma
         "transaction.state.log.num.partitions": str(count),
         "transaction.state.log.replication.factor": str(count),
         "transaction.state.log.min.isr": str(min(2, count)),
+        **({"broker.session.timeout.ms": "2000"} if count > 1 else {}),  # so soon the others take over
     }
     kind = DevBroker if count == 1 else _Node
     broker = kind(folder, port=own.direct, controller_port=own.controller, settings=settings, **options)

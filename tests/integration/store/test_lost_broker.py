@@ -86,7 +86,7 @@ async def test_nobody_there_is_said_in_time() -> None:
 
 async def test_paused_broker_leaves_the_outcome_unknown(broker_factory: BrokerFactory) -> None:
     """While it stands still everything ends in its time; afterwards everything goes on (A, T)."""
-    broker = broker_factory({"broker.session.timeout.ms": "60000"})  # it does not take itself for dead
+    broker = broker_factory()
     async with open_clients(broker.bootstrap) as clients:
         await clients.admin.create_topic(QUEUE.topic, 1, 1, {})
         ids = await _write_first(clients)
