@@ -18,7 +18,7 @@ from bridge.core.record import EndRecord, HalfMessage, Resolution, Source
 from bridge.core.record_codec import encode_end, encode_half
 from bridge.core.topics import InternalTopics, hash_effective_key
 from bridge.core.transaction import Transaction, make_transaction_id, make_uuid7_bits
-from bridge.log_watch import LogWatch
+from bridge.log_watch import LogWatch, StableOffsetWatch
 from bridge.settler.batch import BatchTarget
 from bridge.settler.bodies import KnownTopics
 from bridge.settler.owner import OwnedQueue
@@ -146,6 +146,7 @@ async def open_queue(records: Sequence[StoredMessage], max_batch_records: int) -
         _Checks(),
         clock,
         LogWatch(process.admin, InternalTopics(queues=1), clock, NoDatabase()),
+        StableOffsetWatch(process.store, clock),
     )
     config = SettlerConfig(max_batch_records=max_batch_records)
     queue = OwnedQueue(BatchTarget(TOPICS, 0, "bench"), ports, config, QueueMemory(), QueueCounts())

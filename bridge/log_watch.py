@@ -5,8 +5,10 @@ before each append of the api. What an operator's act changes is learned in the 
 restarted after it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
 import structlog
@@ -15,7 +17,7 @@ from sqlalchemy import Connection
 from bridge.clock import Clock
 from bridge.core.errors import HaltKind, QueueHalted, SqlUnavailable, StoreError, StoreUnavailable
 from bridge.core.keyring import OpSeals
-from bridge.core.message import MessageQueue
+from bridge.core.message import MessageQueue, Receipt
 from bridge.core.op_message import LogTopics
 from bridge.core.position import Witness, check_topics
 from bridge.core.topics import InternalTopics
@@ -24,7 +26,7 @@ from bridge.sql.engine import Database
 from bridge.sql.identity import Halt, TopicIdentity, read_beliefs, read_halts, read_identity, read_last_acts, store_halt
 from bridge.sql.rows import AppliedPosition, read_position, read_positions
 from bridge.sql.search import read_without_body
-from bridge.store.message_store import MessageStore, TopicAdmin, TopicOutline
+from bridge.store.message_store import MessageStore, QueueOffsets, TopicAdmin, TopicOutline
 from bridge.topology import TopologyGuard
 
 # --- what this process knows of the internal topics beside their records: their ids, and which queues halt ---
@@ -319,3 +321,101 @@ class BodyWatch:
                     first=one.first,
                 )
         self._begins, self.lost = begins, lost
+
+
+# --- what is written, and cannot be read: a Kafka transaction that hangs (KIP-664) ---
+# Readers of committed messages get no further than the last stable offset. Where it stands still nobody is told of an
+# error: not the consumers of a topic, not the bridge, which goes on writing, or waits to read its op topic.
+
+_STANDS_MS = 60_000  # no Kafka transaction of the bridge may take longer than ten seconds
+_LOOK_AT_WRITTEN_MS = 10_000
+_MOST_ASKED = 200  # partitions in one look
+_STANDING_REMEDY = (
+    "find it with Kafka's `kafka-transactions.sh find-hanging`, and see 'A Kafka transaction hangs' in docs/stuck.md"
+)
+
+
+@dataclass(slots=True)
+class _Written:
+    """Offsets of a partition that were not seen stable yet, and since when the first one is there, by the monotonic
+    clock."""
+
+    first: int
+    last: int
+    since_ms: int
+
+
+class StableOffsetWatch:
+    """What this process has written and nobody can read, from a look every ten seconds.
+
+    It asks about partitions that were written to since they were last found readable, and about no others.
+    """
+
+    def __init__(self, store: MessageStore, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._written: dict[tuple[str, int], _Written] = {}
+        self._standing: Mapping[MessageQueue, int] = {}  # last stable offsets
+
+    @property
+    def age_ms(self) -> int:
+        """For how long what was written somewhere could not be read; 0 if all can."""
+        return max(map(self._age_ms, self._standing), default=0)
+
+    def note(self, receipts: Iterable[Receipt]) -> None:
+        """What is there should be readable now."""
+        written = self._written
+        for receipt in receipts:
+            place, offset = (receipt.topic, receipt.queue_id), receipt.queue_offset
+            if offset is None:
+                continue
+            known = written.get(place)
+            if known is None:
+                written[place] = _Written(offset, offset, self._clock.monotonic_ms())
+            elif known.last < offset:
+                known.last = offset
+
+    def describe(self) -> str:
+        """For operators; nothing as long as a Kafka transaction may take its time."""
+        told = [
+            f"{queue.topic}[{queue.queue_id}]: nothing from offset {stable} on can be read with `read_committed`, for "
+            f"{self._age_ms(queue) // 1000} s: a Kafka transaction there hangs"
+            for queue, stable in self._standing.items()
+            if self._age_ms(queue) >= _STANDS_MS
+        ]
+        return f"{'; '.join(told)}; {_STANDING_REMEDY}" if told else ""
+
+    async def run_forever(self) -> None:
+        """Looks until it is cancelled."""
+        while True:
+            await self.run_once()
+            await self._clock.sleep_ms(_LOOK_AT_WRITTEN_MS)
+
+    async def run_once(self) -> None:
+        """Looks now. What cannot be asked, such as a topic that is gone, is asked again when it is written to."""
+        standing: dict[MessageQueue, int] = {}
+        for place, written in list(islice(self._written.items(), _MOST_ASKED)):
+            queue = MessageQueue(*place)
+            offsets = await self._ask(queue)
+            del self._written[place]
+            if offsets is None or not offsets.stable <= written.last < offsets.maximum:
+                continue
+            if offsets.stable <= written.first:
+                standing[queue] = offsets.stable
+            else:
+                written.first, written.since_ms = offsets.stable, self._clock.monotonic_ms()
+            self._written[place] = written  # behind those that were not asked about yet
+        self._standing = standing
+        if told := self.describe():
+            _LOG.error("kafka_transaction_hangs", detail=told)
+
+    async def _ask(self, queue: MessageQueue) -> QueueOffsets | None:
+        try:
+            return await self._store.get_offsets(queue)
+        except StoreError as error:
+            _LOG.warning("stable_offset_not_asked", topic=queue.topic, queue=queue.queue_id, reason=str(error))
+            return None
+
+    def _age_ms(self, queue: MessageQueue) -> int:
+        written = self._written.get(queue)
+        return 0 if written is None else self._clock.monotonic_ms() - written.since_ms

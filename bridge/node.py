@@ -20,7 +20,7 @@ from bridge.core.grants import Masks
 from bridge.core.topics import InternalTopics
 from bridge.directory import ProducerGroup
 from bridge.fault_points import FaultPoint, reach
-from bridge.log_watch import BodyWatch, LogWatch
+from bridge.log_watch import BodyWatch, LogWatch, StableOffsetWatch
 from bridge.projector import Projector, ProjectorConfig, ProjectorPorts, RebuildProgress, RebuildVerdict, rebuild
 from bridge.service.access import AccessConfig, AccessService, Sessions, SigningSecrets
 from bridge.service.admission import Admission, PendingGauge, Repeats
@@ -165,6 +165,7 @@ class Node:
             longest_life_of=self._find_longest_life,
         )
         self.bodies = BodyWatch(backing.store, database, topics, clock)
+        self.stable_offsets = StableOffsetWatch(backing.store, clock)
         self.log = LogWatch(
             backing.admin, topics, clock, database, seals=self.seal_watch.seals, guard=self.guard
         )  # fmt: skip
@@ -294,7 +295,7 @@ class Node:
         destinations = backing.destinations or KnownTopics(backing.admin, backing.clock)
         ports = SettlerPorts(
             backing.store, self._seal(backing.owners), destinations, self.directory.times_of, observer, backing.clock,
-            self.log, tracer=backing.tracer,
+            self.log, self.stable_offsets, tracer=backing.tracer,
         )  # fmt: skip
         has_id_header = config.destinations.has_id_header
         return Settler(config.topics, config.owner, ports, config.settler, has_id_header=has_id_header)
@@ -325,6 +326,7 @@ class Node:
         self._stack.push_async_callback(caller.close)
         self.checks = self.make_checks(caller)
         self.settler = self.make_settler(self.checks)
+        self.run("stable-offsets", self.stable_offsets.run_forever())
         self.run("settler", self.settler.run_forever(), self.settler.stop)
         self.run("checks", self.checks.run_forever())
         self._stack.push_async_callback(self.checks.close)

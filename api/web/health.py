@@ -26,7 +26,7 @@ from api.web.transports import Certificates
 from bridge.core.errors import SqlUnavailable, StoreError
 from bridge.core.grants import Rights, Verb
 from bridge.core.measures import show_time
-from bridge.log_watch import REMEDY, BodyWatch, LogWatch
+from bridge.log_watch import REMEDY, BodyWatch, LogWatch, StableOffsetWatch
 from bridge.node import Node
 from bridge.projector import Projector
 from bridge.service.audit import AuditHeads, AuditTopic
@@ -66,6 +66,7 @@ def make_readiness(
     }
     if (settler := node.settler) is not None:
         checks["settler"] = lambda: _settler(settler)
+        checks["stable-offsets"] = lambda: _stable_offsets(node.stable_offsets)
     if (projector := node.projector) is not None:
         checks["projector"] = lambda: _projector(projector)
     if processes is not None:
@@ -129,6 +130,11 @@ async def _log(log: LogWatch) -> CheckResult:
 async def _bodies(bodies: BodyWatch) -> CheckResult:
     told = bodies.describe()
     return CheckResult(is_ok=not told, is_degraded=True, detail=told, is_of_groups=True)
+
+
+async def _stable_offsets(watch: StableOffsetWatch) -> CheckResult:
+    told = watch.describe()
+    return CheckResult(is_ok=not told, is_degraded=True, detail=told)
 
 
 async def _secrets(directory: SqlDirectory) -> CheckResult:

@@ -219,6 +219,11 @@ class NodeMetrics(ProcessMetrics):
             yield from port.copy_metrics()
         if self._node.settler is not None:
             yield from _collect_settler(self._node.settler)
+            yield GaugeMetricFamily(
+                f"{PREFIX}last_stable_offset_age_seconds",
+                "How long what was written to some partition could not be read with `read_committed`; 0 if all can.",
+                value=self._node.stable_offsets.age_ms / 1000,
+            )  # fmt: skip
         if self._node.checks is not None:
             yield from _collect_checks(self._node.checks)
         if self._node.projector is not None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import structlog
 
 from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, MalformedRecord, QueueHalted, StoreFenced
-from bridge.core.message import MessageQueue
+from bridge.core.message import MessageQueue, Receipt
 from bridge.core.properties import count_stored_bytes
 from bridge.core.queue_state import QueueState, changed_by
 from bridge.core.record import EndRecord
@@ -109,6 +109,7 @@ class OwnedQueue(QueueOwner):
         seen = await look_around(ports.log, self._memory, self.queue_id)
         op_queue = MessageQueue(writer.target.topics.op, self.queue_id)
         op = await ports.store.get_offsets(op_queue)
+        ports.stable_offsets.note([Receipt(*op_queue, op.maximum - 1)])  # it has to be read to its end
         try:
             recovery = await read_back(ports, writer.target.topics, self.queue_id, seen, op)
             writer.target = replace(writer.target, log=seen.log)

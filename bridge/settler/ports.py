@@ -13,7 +13,7 @@ from bridge.core.message import MessageQueue
 from bridge.core.pending_table import PendingTable
 from bridge.core.position import LowWatermarkConfig
 from bridge.core.transaction import Transaction
-from bridge.log_watch import LogWatch
+from bridge.log_watch import LogWatch, StableOffsetWatch
 from bridge.settler.bodies import KnownTopics, Loaded
 from bridge.store.message_store import LoadedHalf, MessageStore, OwnerStore
 
@@ -166,5 +166,6 @@ class SettlerPorts:
     observer: SettlerObserver
     clock: Clock
     log: LogWatch
+    stable_offsets: StableOffsetWatch
     times: SettleTimes = field(default_factory=SettleTimes)
     tracer: SettleTracer | None = None

@@ -143,7 +143,8 @@ class _LogReader:
                     continue
                 self._check()
                 if self._clock.monotonic_ms() - moved_ms > _STALL_LIMIT_MS:
-                    raise StoreTimeout(f"{queue.topic}[{queue.queue_id}] is not readable from {offset} to {end}")
+                    what = f"{queue.topic}[{queue.queue_id}] is not readable from {offset} to {end}"
+                    raise StoreTimeout(f"{what}; a Kafka transaction there may hang")
         finally:
             await reader.close()
 

@@ -6,6 +6,7 @@ from functools import partial
 
 from bridge.clock import OwnerTime
 from bridge.core.errors import HaltKind, QueueHalted
+from bridge.core.message import Receipt
 from bridge.core.op_message import LogStart, LogTopics
 from bridge.core.position import Witness
 from bridge.core.queue_state import QueueState, RecoveredState
@@ -131,6 +132,8 @@ class QueueWriter:
         find = partial(destinations.find_destination, now_ms=self.time.now_ms())
         result = await self._writer.put_all(batch.build(state, bodies, find, self.target))
         self._check_op_offset(result.last_offset)
+        op_place = Receipt(self.target.topics.op, self.target.queue_id, result.last_offset)
+        self._ports.stable_offsets.note([*result.receipts, op_place])
         state.confirm(batch.written, result.last_offset)
         self._memory.confirm(state.s, self.target.log, state.log_start, state.op_start)
         is_live = state.is_live

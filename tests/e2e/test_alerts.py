@@ -121,6 +121,7 @@ def test_each_alert_fires_where_it_is_caused(kafka: str, tmp_path: Path) -> None
         create_topics(kafka, {f"{topic}-gone": 1})
         watch.wait_firing()
 
+        _hang(watch, topic)
         _damage_a_secret(watch)
         _spoil_journal(watch, topic)
         _foul(watch)
@@ -174,6 +175,19 @@ def receiving(port: int) -> Iterator[None]:
         Thread(target=server.serve_forever, daemon=True).start()
         yield
         server.shutdown()
+
+
+def _hang(watch: Watch, topic: str) -> None:
+    """Some other application's Kafka transaction stays open; afterwards it is ended."""
+    alien = Producer({"bootstrap.servers": watch.bridge.kafka, "transactional.id": f"{topic}-alien"})
+    alien.init_transactions(30)
+    alien.begin_transaction()
+    alien.produce(topic, b"open", partition=0)
+    assert alien.flush(30) == 0
+    watch.api.post(f"/v1/transactions/{watch.prepare('sound', topic)}/commit")
+    watch.wait_firing("OutboxBridgeKafkaTransactionHangs")
+    alien.abort_transaction(30)
+    watch.wait_firing()
 
 
 def _damage_a_secret(watch: Watch) -> None:

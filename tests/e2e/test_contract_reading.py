@@ -247,7 +247,8 @@ def test_every_process_says_how_it_is(service: RunningService) -> None:
         assert process.get("/livez").json() == {"live": True}
         assert process.get("/readyz").json() == {"ready": True}
         checks = process.get("/readyz?verbose").json()["checks"]
-        names = {"settler", "projector"} if process is service.engine else {"answers", "settling", "audit"}
+        of_engine, of_api = {"settler", "stable-offsets", "projector"}, {"answers", "settling", "audit"}
+        names = of_engine if process is service.engine else of_api
         names |= {"kafka", "sql", "topology", "op-records", "log", "bodies", "secrets", "prepares", "processes"}
         assert {check["name"] for check in checks} == names
         assert [check for check in checks if not check["ok"] and check["name"] != "processes"] == []

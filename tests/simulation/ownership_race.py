@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 
 from bridge.core.check_rules import CheckTimes
 from bridge.core.errors import QueueHalted, StoreError
-from bridge.log_watch import LogWatch
+from bridge.log_watch import LogWatch, StableOffsetWatch
 from bridge.settler.batch import BatchTarget
 from bridge.settler.bodies import KnownTopics
 from bridge.settler.owner import OwnedQueue
@@ -44,6 +44,7 @@ class Instance:
         self._ports = SettlerPorts(
             process.store, owners, KnownTopics(process.admin, world.clock), lambda _: _TIMES,
             RecordingObserver(), world.clock, LogWatch(process.admin, INTERNAL, world.clock, NoDatabase()),
+            StableOffsetWatch(process.store, world.clock),
         )  # fmt: skip
         self._work = self._run()
         self.hear(None)

@@ -63,14 +63,17 @@ class LostLogWorld:
             self.database.dispose()
 
     @asynccontextmanager
-    async def running(self, *, is_settling: bool = True, is_projecting: bool = True) -> AsyncIterator[Node]:
-        """A process that takes calls; leaves cleanly at the end."""
+    async def running(
+        self, *, is_settling: bool = True, is_projecting: bool = True, is_awaited: bool = True
+    ) -> AsyncIterator[Node]:
+        """A process that takes calls, awaited until it is ready; leaves cleanly at the end."""
         self._lives += 1
         async with AsyncExitStack() as stack:
             node = await self._start(
                 f"bridge-{self._lives}", stack, Roles(True, is_settling, is_settling and is_projecting)
             )
-            await self.until(lambda: node.is_ready, "ready")
+            if is_awaited:
+                await self.until(lambda: node.is_ready, "ready")
             yield node
 
     async def prepare(self, node: Node, value: bytes = b"v", **members: Any) -> Prepared | Any:
