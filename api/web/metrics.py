@@ -291,6 +291,7 @@ def _collect_settler(settler: Settler) -> Iterable[Metric]:
         "queue_put_backs": "Transactions put back.",
         "queue_parked": "Transactions parked.",
         "queue_abandoned": "Blocked commits that operators gave up.",
+        "queue_overruled": "Ends and answers to checks that say otherwise than the resolution recorded before.",
         "queue_take_overs": "Times the queue was taken over.",
     }
     families: dict[str, Metric] = {
@@ -313,6 +314,7 @@ def _collect_settler(settler: Settler) -> Iterable[Metric]:
             "queue_put_backs": counts.carried,
             "queue_parked": counts.parked,
             "queue_abandoned": counts.abandoned,
+            "queue_overruled": counts.overruled,
             "queue_take_overs": status.take_overs,
         }
         for name, value in values.items():

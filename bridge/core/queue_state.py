@@ -154,6 +154,7 @@ class QueueState:
         self.s_ms: int | None = None  # append time of the record at S-1
         self.op_start = 0
         self.log_start = LogStart()
+        self.overruled: list[EndRecord] = []  # ends that say otherwise than what was recorded; whoever tells empties it
         self._settling: dict[str, Transaction] = {}
         self._times_of = times_of
         self._config = config
@@ -345,6 +346,8 @@ class QueueState:
         t = self._find(record.transaction_id)
         if t is None:
             return self._answer(record.request, record.transaction_id, AnswerCode.UNKNOWN_TRANSACTION)
+        if t.is_final and transition.is_overruled(t, record):
+            self.overruled.append(record)
         if obstacle is None and t.ordering_hash in self.blocked_queues:
             obstacle = ORDER
         times = self._times_of(t.group) if record.resolution is _UNKNOWN else _ANY_TIMES

@@ -122,6 +122,14 @@ def end(
     return _publish(_resolve(t, record, place), obstacle)
 
 
+def is_overruled(t: Transaction, record: EndRecord) -> bool:
+    """Whether the end of one that is over says otherwise: what its producer, or a check, believes is not what holds."""
+    is_ours = record.group is None or record.group == t.group
+    return (
+        is_ours and record.resolution is not _UNKNOWN and (record.resolution is _COMMIT) is not (t.state is COMMITTED)
+    )
+
+
 def _publish(t: Transaction, obstacle: str | None) -> Transition:
     return Transition(t, (Publish(t),)) if obstacle is None else block(t, obstacle)
 

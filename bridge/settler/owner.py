@@ -33,6 +33,7 @@ from bridge.settler.writer import QueueCounts, QueueMemory, QueueWriter
 from bridge.store.message_store import BatchKind, GetResult, LoadedHalf, QueueReader
 
 _LOG = structlog.get_logger()
+_MOST_TOLD = 10  # of one batch
 
 
 class SettleResult(NamedTuple):
@@ -282,7 +283,24 @@ class OwnedQueue(QueueOwner):
             obstacle = obstacles.get(record.transaction_id) if obstacles else None
             effects += apply(place, record, ordering_hash, obstacle)
         state.advance(portion.next_offset, portion.last_ms)
+        if state.overruled:
+            self._tell_overruled()
         return effects
+
+    def _tell_overruled(self) -> None:
+        """A check that finds otherwise than what was recorded looks in the wrong place, or at the wrong time."""
+        overruled = self.state.overruled
+        self.counts.overruled += len(overruled)
+        for record in overruled[:_MOST_TOLD]:
+            _LOG.warning(
+                "end_overruled",
+                queue=self.queue_id,
+                transaction=record.transaction_id,
+                group=record.group,
+                source=record.source.name,
+                resolution=record.resolution.name,
+            )
+        overruled.clear()
 
     async def _settle(self, effects: Sequence[Effect], bodies: LoadedHalves, seen_at_ms: int) -> None:
         """Writes what follows from the records, and what holds L or O back."""

@@ -49,6 +49,7 @@ class QueueCounts:
     carried: int = 0
     parked: int = 0
     abandoned: int = 0
+    overruled: int = 0
 
 
 class QueueWriter:

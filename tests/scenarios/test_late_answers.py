@@ -1,13 +1,14 @@
 """Checks whose answers nobody expects any more, and lives that go on under another owner."""
 
 import pytest
+from structlog.testing import capture_logs
 
 from bridge.core.check_rules import CheckTimes
 from bridge.core.message import Message
 from bridge.core.record import Act, ActRecord, Resolution, Source
 from bridge.core.transaction import MAX_CHECKS, TransactionState
 from tests.support.checked_world import CheckedWorld
-from tests.support.settler_world import make_settler_world
+from tests.support.settler_world import GROUP, make_settler_world
 from tests.unit.checker.world import saying
 
 DAY_MS = 86_400_000
@@ -36,6 +37,43 @@ def test_commit_of_a_check_decides_whatever_its_number(number: int, check_times:
     assert world.memory.visible("credits") == [b"v"]
     op = world.op_of("a").transaction
     assert (op.state, op.by, op.check_times) == (TransactionState.COMMITTED, "check", check_times)
+
+
+@pytest.mark.parametrize("is_at_once", [False, True], ids=["later", "in one batch"])
+@pytest.mark.parametrize(
+    ("recorded", "said", "group", "count"),
+    [
+        (Resolution.COMMIT, Resolution.ROLLBACK, GROUP, 1),
+        (Resolution.ROLLBACK, Resolution.COMMIT, GROUP, 1),
+        (Resolution.COMMIT, Resolution.COMMIT, GROUP, 0),
+        (Resolution.ROLLBACK, Resolution.ROLLBACK, GROUP, 0),
+        (Resolution.COMMIT, Resolution.UNKNOWN, GROUP, 0),
+        (Resolution.COMMIT, Resolution.ROLLBACK, "other", 0),
+    ],
+)
+def test_check_that_finds_otherwise_changes_nothing_and_is_told(
+    recorded: Resolution, said: Resolution, group: str, count: int, *, is_at_once: bool
+) -> None:
+    """The first one recorded stands; the producer's endpoint looks in the wrong place, and nobody else would tell (27,
+    28)."""
+    world = make_settler_world()
+
+    async def story() -> None:
+        async with world.settling("first"):
+            await world.prepare("a", Message("credits", b"k", b"v"))
+            await world.settled()
+            await world.end("a", recorded)
+            if not is_at_once:
+                await world.settled()
+            with capture_logs() as logs:
+                await world.end("a", said, source=Source.CHECK, check_number=1, group=group)
+                await world.settled()
+            assert world.settlers["first"].status[0].counts.overruled == count
+            told = [log for log in logs if log["event"] == "end_overruled"]
+            assert [(log["transaction"], log["source"]) for log in told] == [(world.id_of("a"), "CHECK")] * count
+
+    world.run(story())
+    assert world.memory.visible("credits") == ([b"v"] if recorded is Resolution.COMMIT else [])
 
 
 @pytest.mark.parametrize("is_decided", [False, True])
