@@ -27,6 +27,7 @@ _LOG = structlog.get_logger()
 _DAY_MS = 86_400_000
 _BODY_BYTES = 8 * 1024 * 1024
 _MARGIN_BYTES = 64 * 1024
+_TRANSACTION_STATE = "__transaction_state"
 
 MARGIN_AFTER_LIFE_MS = 7 * _DAY_MS
 GUARD_INTERVAL_MS = 30_000  # sooner than Kafka deletes by a retention that somebody changed: every five minutes
@@ -144,7 +145,7 @@ async def examine(
 ) -> list[TopologyFault]:
     """Everything that is not as it must be in the cluster now. Raises StoreError."""
     cluster = await admin.describe_cluster()
-    rules = rules_of(internal, longest_life_ms)
+    brokers, rules = len(cluster.brokers), rules_of(internal, longest_life_ms)
     found = await admin.describe_topics(list(rules))
     faults = _judge_bridge(internal, recorded)
     for name, rule in rules.items():
@@ -152,13 +153,25 @@ async def examine(
         if topic is None:
             faults.append(_missing(name, is_known=known is not None))
             continue
-        faults += judge_topic(topic, rule)
+        faults += judge_topic(topic, rule, brokers)
         faults += _judge_identity(topic, cluster.cluster_id, known)
     return faults
 
 
-def judge_topic(topic: TopicDescription, rules: TopicRules) -> list[TopologyFault]:
-    """What of a topic's settings is not as it must be."""
+async def judge_transaction_state(admin: TopicAdmin) -> list[TopologyFault] | None:
+    """Where Kafka keeps which Kafka transactions are committed: without it some are torn, and written once more.
+
+    None where we may not look at it. There is none before the first Kafka transaction. Raises StoreError.
+    """
+    topic = (await admin.describe_topics([_TRANSACTION_STATE], with_denied=True))[_TRANSACTION_STATE]
+    if topic is None or not topic.queues:
+        return [] if topic is None else None
+    fault = _judge_replicas(topic, len((await admin.describe_cluster()).brokers))
+    return [] if fault is None else [fault]
+
+
+def judge_topic(topic: TopicDescription, rules: TopicRules, brokers: int) -> list[TopologyFault]:
+    """What of a topic's settings is not as it must be, on so many brokers."""
     judged = [
         _judge_queues(topic, rules.queues),
         _judge_policy(topic, rules),
@@ -167,7 +180,7 @@ def judge_topic(topic: TopicDescription, rules: TopicRules) -> list[TopologyFaul
         _judge_timestamps(topic),
         _judge_size(topic, rules),
         _judge_election(topic),
-        _judge_replicas(topic),
+        _judge_replicas(topic, brokers),
     ]
     return [fault for fault in judged if fault is not None]
 
@@ -259,6 +272,7 @@ class TopologyGuard:
         self._overridden = frozenset(overridden) - NEVER_OVERRIDDEN
         self._longest_life_of = longest_life_of
         self._next_ms = 0
+        self._sees_transaction_state = True  # else it would be asked for, and denied, for ever
         self._told: Sequence[TopologyFault] = ()
         self.faults: Sequence[TopologyFault] = (
             TopologyFault(FaultKind.UNREACHABLE, internal.half, "not looked at yet", "wait"),
@@ -268,6 +282,10 @@ class TopologyGuard:
         """Looks now. What cannot be asked is left as it was known. Raises StoreError and SqlUnavailable."""
         recorded = await self._database.read(read_identity)
         faults = await examine(self._admin, self._internal, recorded, self._longest_life_of())
+        if self._sees_transaction_state:
+            of_kafka = await judge_transaction_state(self._admin)
+            self._sees_transaction_state = of_kafka is not None
+            faults += of_kafka or []
         for fault in faults:
             if fault not in self._told:
                 _LOG.warning("topology_fault", topic=fault.topic, kind=fault.kind.value, detail=fault.detail)
@@ -383,9 +401,13 @@ def _judge_election(topic: TopicDescription) -> TopologyFault | None:
     return _fault(FaultKind.UNCLEAN_ELECTION, topic, detail, "unclean.leader.election.enable", "false")
 
 
-def _judge_replicas(topic: TopicDescription) -> TopologyFault | None:
-    """With one replica there is nothing to choose; with more, two must have what is acknowledged."""
+def _judge_replicas(topic: TopicDescription, brokers: int) -> TopologyFault | None:
+    """On a single broker there is nothing to choose; on more, two must have what is acknowledged."""
     factor, min_insync = topic.replication_factor, _int(topic, "min.insync.replicas")
+    if factor == 1 and brokers > 1:
+        detail = f"1 replica on {brokers} brokers: one lost disk loses what was acknowledged"
+        remedy = "give it three (kafka-reassign-partitions.sh), then min.insync.replicas=2"
+        return TopologyFault(FaultKind.REPLICAS, topic.name, detail, f"{remedy}, or {_override(FaultKind.REPLICAS)}")
     wanted = min(2, factor)
     if wanted <= min_insync <= factor:
         return None
@@ -400,8 +422,11 @@ def _int(topic: TopicDescription, name: str) -> int:
 
 def _fault(kind: FaultKind, topic: TopicDescription, detail: str, setting: str, wanted: str) -> TopologyFault:
     alter = f"set {setting}={wanted} on it (kafka-configs.sh --alter --add-config)"
-    remedy = f"{alter}, or override `{kind.value}` (setting topics.overridden)"
-    return TopologyFault(kind, topic.name, detail, remedy)
+    return TopologyFault(kind, topic.name, detail, f"{alter}, or {_override(kind)}")
+
+
+def _override(kind: FaultKind) -> str:
+    return f"override `{kind.value}` (setting topics.overridden)"
 
 
 async def is_sealed(database: Database) -> bool:

@@ -163,6 +163,8 @@ def choose_real_queue(key: bytes | None, transaction_id: str, queues: int) -> in
 class TopicDescription:
     """A topic as the cluster describes it to us. `leaderless`: queues without a leader now.
 
+    `replication_factor`: of the queue with the fewest replicas.
+
     `is_writable` False: an ACL forbids us to write. See `describe_topics` for one that we may not even describe.
     """
 

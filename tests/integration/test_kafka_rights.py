@@ -38,6 +38,8 @@ NEEDLESS = {
     ("Group", "outbox-bridge-reader", "DESCRIBE"),
     ("Group", "outbox-bridge-report", "DESCRIBE"),
     ("Topic", "outbox-bridge", "DESCRIBE_CONFIGS"),
+    ("Topic", "__transaction_state", "DESCRIBE"),
+    ("Topic", "__transaction_state", "DESCRIBE_CONFIGS"),
     ("Cluster", "kafka-cluster", "IDEMPOTENT_WRITE"),  # the right to write to any topic does as well
     ("Cluster", "kafka-cluster", "CREATE"),  # that to create this topic does as well
 }

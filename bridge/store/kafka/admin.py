@@ -369,7 +369,7 @@ def _describe(
         topic_id=str(topic.topic_id),
         queues=len(partitions),
         leaderless=frozenset([p.id for p in partitions if p.leader is None or p.leader.id < 0]),
-        replication_factor=len(partitions[0].replicas),
+        replication_factor=min(len(p.replicas) for p in partitions),
         max_message_bytes=int(config["max.message.bytes"]),
         is_log_append_time=config["message.timestamp.type"] == "LogAppendTime",
         timestamp_before_max_ms=int(config["message.timestamp.before.max.ms"]),
