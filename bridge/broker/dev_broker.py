@@ -241,6 +241,7 @@ class DevBroker:
         self._await_line(STARTED_LINE)
         with contextlib.suppress(BrokerFailed):  # it may have been fenced before it died
             self._await_line(FENCED_LINE, _FENCE_TIMEOUT_S)
+            _await_appended(layout)
         self._end_process()
 
     def _run(
@@ -271,6 +272,19 @@ class DevBroker:
             if time.monotonic() > deadline:
                 raise BrokerFailed(f"Kafka did not start in {timeout_s:.0f} s", _see(self.output_file))
             time.sleep(_LOOK_INTERVAL_S)
+
+
+def _await_appended(layout: BrokerLayout) -> None:
+    """Until what the controller has decided is in its log: it tells of that before, and forgets it if it ends now.
+
+    The log is written in order, and idle controllers add to it: after two additions the decision is there.
+    """
+    deadline, seen = time.monotonic() + _FENCE_TIMEOUT_S, layout.count_metadata_bytes()
+    for _ in range(2):
+        before = seen
+        while seen == before and time.monotonic() < deadline:
+            time.sleep(_LOOK_INTERVAL_S)
+            seen = layout.count_metadata_bytes()
 
 
 def _run_to_its_end(command: tuple[str, ...]) -> None:

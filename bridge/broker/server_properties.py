@@ -66,6 +66,10 @@ class BrokerLayout:
         """Whether the last run on these data did not end in peace."""
         return not (self.log_folder / ".kafka_cleanshutdown").exists()
 
+    def count_metadata_bytes(self) -> int:
+        """How large the controller's log is."""
+        return sum(file.stat().st_size for file in (self.log_folder / "__cluster_metadata-0").glob("*.log"))
+
     @property
     def properties_file(self) -> Path:
         """The configuration; its path in a command line shows whose broker that is."""
@@ -97,6 +101,7 @@ def make_controller_properties(layout: BrokerLayout) -> str:
         "listeners": listener,
         "advertised.listeners": listener,
         "broker.session.timeout.ms": "1000",
+        "metadata.max.idle.interval.ms": "100",
     }
     lines = make_properties(replace(layout, settings={**layout.settings, **alone}), layout.log_folder).splitlines()
     return "".join(f"{line}\n" for line in lines if not line.startswith("inter.broker.listener.name="))

@@ -81,6 +81,8 @@ class Run:
                 sql = starting.result()
             stack.callback(sql.close)
             report = self._run_on(cluster, sql, folder)
+            for node in cluster.nodes if not report.is_good else ():
+                shutil.copy(node.broker.output_file, folder / f"{node.folder.name}.log")  # its disk goes with it
         if report.is_good:
             shutil.rmtree(folder)
         else:
