@@ -277,10 +277,10 @@ class DevBroker:
 def _await_appended(layout: BrokerLayout) -> None:
     """Until what the controller has decided is in its log: it tells of that before, and forgets it if it ends now.
 
-    The log is written in order, and idle controllers add to it: after two additions the decision is there.
+    The log is written in order, and an idle controller adds to it. Two additions may have been on their way.
     """
     deadline, seen = time.monotonic() + _FENCE_TIMEOUT_S, layout.count_metadata_bytes()
-    for _ in range(2):
+    for _ in range(3):
         before = seen
         while seen == before and time.monotonic() < deadline:
             time.sleep(_LOOK_INTERVAL_S)

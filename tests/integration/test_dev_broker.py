@@ -165,6 +165,20 @@ def test_broker_that_stood_still_does_not_take_itself_for_dead(broker_factory: B
     assert "Fencing broker" not in broker.output_file.read_text()
 
 
+def test_old_session_is_over_when_the_broker_starts_after_a_kill(broker_factory: BrokerFactory) -> None:
+    """Written down, not only said: else its partitions have a leader that is not there, and lose it as it registers."""
+    broker = broker_factory()
+    client = AdminClient({"bootstrap.servers": broker.bootstrap})
+    client.create_topics([NewTopic("t", 3, 1)])["t"].result(30)
+    for _ in range(3):
+        broker.kill()
+        before = broker.output_file.stat().st_size
+        broker.start()
+        said = broker.output_file.read_text()[before:]
+        fenced, started = said.index("handleBrokerFenced: changing 3 "), said.rindex("Performing controller activation")
+        assert fenced < started
+
+
 def test_broker_that_died_by_itself_can_be_started_again(broker_factory: BrokerFactory) -> None:
     """The object must not believe that it still holds a broker, nor stumble over its own lock."""
     broker = broker_factory()
