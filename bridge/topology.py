@@ -406,8 +406,11 @@ def _judge_replicas(topic: TopicDescription, brokers: int) -> TopologyFault | No
     factor, min_insync = topic.replication_factor, _int(topic, "min.insync.replicas")
     if factor == 1 and brokers > 1:
         detail = f"1 replica on {brokers} brokers: one lost disk loses what was acknowledged"
-        remedy = "give it three (kafka-reassign-partitions.sh), then min.insync.replicas=2"
-        return TopologyFault(FaultKind.REPLICAS, topic.name, detail, f"{remedy}, or {_override(FaultKind.REPLICAS)}")
+        remedy = (
+            "give it three (kafka-reassign-partitions.sh), then min.insync.replicas=2, "
+            "or override `replicas` (setting topics.overridden)"
+        )
+        return TopologyFault(FaultKind.REPLICAS, topic.name, detail, remedy)
     wanted = min(2, factor)
     if wanted <= min_insync <= factor:
         return None
@@ -422,11 +425,8 @@ def _int(topic: TopicDescription, name: str) -> int:
 
 def _fault(kind: FaultKind, topic: TopicDescription, detail: str, setting: str, wanted: str) -> TopologyFault:
     alter = f"set {setting}={wanted} on it (kafka-configs.sh --alter --add-config)"
-    return TopologyFault(kind, topic.name, detail, f"{alter}, or {_override(kind)}")
-
-
-def _override(kind: FaultKind) -> str:
-    return f"override `{kind.value}` (setting topics.overridden)"
+    remedy = f"{alter}, or override `{kind.value}` (setting topics.overridden)"
+    return TopologyFault(kind, topic.name, detail, remedy)
 
 
 async def is_sealed(database: Database) -> bool:
