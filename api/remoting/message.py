@@ -83,15 +83,6 @@ def make_message_id(place: OffsetMessageId) -> str:
     return _ID.pack(_pack_host(place.host), place.port, place.offset).hex().upper()
 
 
-def parse_message_id(text: str) -> OffsetMessageId:
-    """Raises ValueError."""
-    try:
-        host, port, offset = _ID.unpack(bytes.fromhex(text))
-    except struct.error as error:
-        raise ValueError("not 32 hexadecimal digits") from error
-    return OffsetMessageId(str(IPv4Address(host)), port, offset)
-
-
 @lru_cache(maxsize=16)
 def _pack_host(host: str) -> bytes:
     try:

@@ -4,6 +4,7 @@ import struct
 import sys
 import zlib
 from collections.abc import Callable
+from ipaddress import IPv4Address
 
 import lz4.frame
 import pytest
@@ -17,7 +18,6 @@ from api.remoting.message import (
     UnreadableMessage,
     encode_checked,
     make_message_id,
-    parse_message_id,
     parse_properties,
     read_body,
     split_batch,
@@ -41,26 +41,15 @@ def test_no_text_is_too_odd_for_properties(text: str) -> None:
 
 
 @given(st.ip_addresses(v=4), st.integers(0, 65_535), st.integers(0, (1 << 63) - 1))
-def test_message_ids_say_where(host: object, port: int, offset: int) -> None:
-    """Clients take the offset out of them."""
-    place = OffsetMessageId(str(host), port, offset)
-    text = make_message_id(place)
-    assert len(text) == 32
-    assert parse_message_id(text) == place
+def test_message_ids_say_where(host: IPv4Address, port: int, offset: int) -> None:
+    """In 32 digits: address, port, offset; clients take the offset out of them."""
+    text = make_message_id(OffsetMessageId(str(host), port, offset))
+    assert text == f"{int(host):08X}{port:08X}{offset:016X}"
 
 
 def test_a_name_is_no_address() -> None:
     """A route may advertise a name; the id has no room for one."""
-    assert parse_message_id(make_message_id(OffsetMessageId("bridge.example", 9876, 5))).host == "0.0.0.0"
-
-
-@given(st.text(max_size=40))
-def test_what_is_no_message_id_is_a_value_error(text: str) -> None:
-    """Nothing else is raised."""
-    try:
-        parse_message_id(text)
-    except ValueError:
-        return
+    assert make_message_id(OffsetMessageId("bridge.example", 9876, 5)) == f"{0:08X}{9876:08X}{5:016X}"
 
 
 @given(st.binary(max_size=500))
