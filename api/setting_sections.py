@@ -93,8 +93,8 @@ class HttpSettings(SettingSection):
     """Whether several processes of one machine may listen on one port."""
     backlog: Annotated[int, Field(ge=1, le=65_535)] = 2_048
     """Connections that may wait to be accepted."""
-    keep_alive_seconds: Annotated[int, Field(ge=1, le=3_600)] = 30
-    """How long a connection may rest between two requests."""
+    keep_alive_seconds: Annotated[int, Field(ge=1, le=3_600)] = 75
+    """How long a connection may rest between two requests; longer than a balancer keeps it, mostly 60."""
     receive_seconds: Annotated[float, Field(ge=0.1, le=600)] = 10
     """How long a request may take to arrive."""
     drain_seconds: Annotated[int, Field(ge=0, le=25)] = 10

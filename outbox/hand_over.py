@@ -23,7 +23,7 @@ from outbox.client.replies import Answer, BatchRejected, CallResult, NoReply, Re
 _NOT_SENT: Final = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
 _TIMEOUT_S: Final = 15.0
 _WAITED_PART: Final = 2 / 3  # of it, until what the bridge recorded is settled; it waits 10 s at most
-_MAX_REQUEST_BYTES: Final = 4 * 1024 * 1024  # below the bridge's cap of a body, 8 MiB
+_MAX_REQUEST_BYTES: Final = 1_000_000  # below what nginx takes unless told otherwise; the bridge takes 8 MiB
 _MAX_ITEMS: Final = 1_000  # of a batch, the bridge's own limit
 # Refusals of the row itself. Others are of the caller: a missing grant or group, a rate; they pass when that is mended.
 _OF_THE_ROW: Final = frozenset(
@@ -124,7 +124,7 @@ class HttpHandOver:
             return [decide(read_answer(answer, calls[0]))]
         told = read_answers(answer, list(calls))
         first = told[0]
-        if isinstance(first, BatchRejected) and first.problem.status in _OF_THE_REQUEST:
+        if isinstance(first, BatchRejected) and answer.status in _OF_THE_REQUEST:
             middle = len(calls) // 2
             return [*self._send_part(calls[:middle]), *self._send_part(calls[middle:])]
         if answer.status != HTTPStatus.OK or all(isinstance(one, NoReply) for one in told):
@@ -204,6 +204,7 @@ def call_of(row: OutboxRow, producer_group: str) -> Call | PublishResult:
 
 def decide(told: CallResult) -> PublishResult:
     """What an answer says of its row. COMMITTED: the commit is recorded; a refusal: nothing is."""
+    told = told.reason if isinstance(told, BatchRejected) else told
     if isinstance(told, Reply):
         state = told.members["state"]
         if state == TransactionState.COMMITTED:
@@ -212,9 +213,8 @@ def decide(told: CallResult) -> PublishResult:
         return PublishResult(PublishStatus.REFUSED if is_lost else PublishStatus.UNKNOWN, f"{told.status} {state}")
     if isinstance(told, NoReply):
         return PublishResult(PublishStatus.UNKNOWN, told.why)
-    problem = told.problem if isinstance(told, BatchRejected) else told
-    is_of_row = problem.status in _OF_THE_ROW or problem.code == _RESERVED
-    return PublishResult(PublishStatus.REFUSED if is_of_row else PublishStatus.UNKNOWN, _words(problem))
+    is_of_row = told.status in _OF_THE_ROW or told.code == _RESERVED
+    return PublishResult(PublishStatus.REFUSED if is_of_row else PublishStatus.UNKNOWN, _words(told))
 
 
 def split_calls(calls: Sequence[Call], max_bytes: int, max_items: int) -> Sequence[Sequence[Call]]:
@@ -233,12 +233,12 @@ def split_calls(calls: Sequence[Call], max_bytes: int, max_items: int) -> Sequen
 
 def _unavailable(told: CallResult) -> HandOverUnavailable:
     """What nobody said anything of."""
+    told = told.reason if isinstance(told, BatchRejected) else told
     if isinstance(told, NoReply):
         return HandOverUnavailable(told.why, _milliseconds(told.retry_after_s))
     if isinstance(told, Reply):  # a success of another kind than the agreed one
         return HandOverUnavailable(f"status {told.status}")
-    problem = told.problem if isinstance(told, BatchRejected) else told
-    return HandOverUnavailable(_words(problem), _milliseconds(problem.retry_after_s))
+    return HandOverUnavailable(_words(told), _milliseconds(told.retry_after_s))
 
 
 def _words(problem: Problem) -> str:

@@ -265,12 +265,14 @@ CHECK_TIMEOUT_S = 2.0
 
 
 @routes.add("GET", "/livez", LIVE, verb=None)
+@routes.add("HEAD", "/livez", verb=None)
 async def live(request: ApiRequest) -> HttpAnswer:
     """The process answers. Nothing else is looked at."""
     return json_answer(200, LiveAnswer(live=True), NO_STORE)
 
 
 @routes.add("GET", "/readyz", READY, verb=None)
+@routes.add("HEAD", "/readyz", verb=None)
 async def ready(request: ApiRequest) -> HttpAnswer:
     """Whether promises can be kept now; `?verbose` lists each check."""
     is_verbose = Query(request.query, {"verbose"}).flag("verbose") and request.caller is not NOBODY

@@ -30,6 +30,7 @@ from outbox.client.listener import HalfMessage, Resolution, TransactionState
 from outbox.client.message import Message, as_messages, with_trace
 from outbox.client.replies import (
     Answer,
+    BatchRejected,
     CallResult,
     NoReply,
     Prepared,
@@ -252,6 +253,8 @@ class Caller:
 
     def _note(self, began_s: float, told: CallResult) -> None:
         """All calls of a request hear alike of a bridge that has not answered."""
+        if isinstance(told, BatchRejected):
+            told = told.reason
         if not isinstance(told, NoReply):
             self._breaker.note_answer()
         elif told.is_away:

@@ -111,7 +111,7 @@ class BridgeConfig:
     close_timeout_s: float = 10.0
     max_in_flight: int = 4
     max_batch_items: int = 500
-    max_batch_bytes: int = 2 * 1024 * 1024
+    max_batch_bytes: int = 1_000_000
     max_waiting: int = 10_000
     are_prepares_keyed: bool = True
     check_threads: int = 4

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
 from email.utils import parsedate_to_datetime
+from http import HTTPStatus
 from typing import Any, TypeAlias
 
 from outbox.client.calls import Call, Request
@@ -50,9 +51,12 @@ class NoReply:
 
 @dataclass(frozen=True, slots=True)
 class BatchRejected:
-    """Refused as one request of many calls: each must be asked alone, for one of them spoils it."""
+    """Refused as one request of many calls: each must be asked alone, for one of them spoils it.
 
-    problem: Problem
+    `reason`: what the bridge said; or NoReply: something before it said no, and may have let it through all the same.
+    """
+
+    reason: Problem | NoReply
 
 
 CallResult: TypeAlias = Reply | Problem | NoReply | BatchRejected
@@ -125,9 +129,9 @@ def read_answers(answer: Answer, calls: list[Call]) -> list[CallResult]:
     """The answers to calls that went together, one for each."""
     document = _read_document(answer.body)
     if not 200 <= answer.status < 300:
-        problem = _read_problem(document, answer.status)
-        told: CallResult = _surprise(answer) if problem is None else _refuse_together(problem, len(calls))
-        return [told] * len(calls)
+        told = _read_problem(document, answer.status) or _surprise(answer, len(calls))
+        is_spoilt = len(calls) > 1 and 400 <= answer.status < 500 and answer.status not in {408, 425, 429}
+        return [BatchRejected(told) if is_spoilt else told] * len(calls)
     results = None if document is None else document.get("results")
     if not isinstance(results, list) or len(results) != len(calls):
         return [_surprise(answer)] * len(calls)
@@ -223,11 +227,6 @@ def _read_result(result: object, call: Call) -> CallResult:
     return told or NoReply(f"a result in the answer cannot be read (status {status})")
 
 
-def _refuse_together(problem: Problem, count: int) -> CallResult:
-    is_spoilt = count > 1 and 400 <= problem.status < 500 and problem.status not in {408, 429}
-    return BatchRejected(problem) if is_spoilt else problem
-
-
 def _expects_transaction(call: Call | Request) -> bool:
     return isinstance(call, Call) or call.transaction_id is not None
 
@@ -254,10 +253,18 @@ def _read_problem(document: object, status: int) -> Problem | None:
     )
 
 
-def _surprise(answer: Answer) -> NoReply:
+def _surprise(answer: Answer, calls: int = 1) -> NoReply:
     """Never shows the body: a proxy may repeat the request in it."""
     why = f"status {answer.status} and {len(answer.body)} bytes that are no answer of the bridge"
-    return NoReply(why, retry_after_s=read_retry_after(answer.retry_after, answer.received), is_away=True)
+    is_size = answer.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    if is_size:
+        why += "; what stands before it takes less than it does (of nginx, raise client_max_body_size)"
+    return NoReply(
+        why,
+        retry_after_s=read_retry_after(answer.retry_after, answer.received),
+        is_away=not is_size,
+        is_final=is_size and calls == 1,
+    )
 
 
 def _places(errors: object) -> tuple[tuple[str, str], ...]:
@@ -351,8 +358,9 @@ class RetryPolicy:
         if isinstance(told, Reply):
             return told
         if isinstance(told, BatchRejected):
-            self.is_alone = True
-            return RetryAfter(0.0)
+            self.is_alone, told = True, told.reason
+            if isinstance(told, Problem):
+                return RetryAfter(0.0)
         if isinstance(told, Problem):
             self._note_problem(told)
             if not self._is_passing(told):
@@ -363,7 +371,7 @@ class RetryPolicy:
         if told.is_away and not told.is_sent:
             self._deadline_s = min(self._deadline_s, self._began_s + UNREACHED_S)
         if told.is_final:
-            self.tries -= 1
+            self.tries -= not told.is_sent
             raise self.give_up(told.retry_after_s)
         return self._again(told.retry_after_s, now_s)
 

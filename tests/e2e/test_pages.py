@@ -1,5 +1,6 @@
 """The pages for people, in a browser that reaches no other host."""
 
+import re
 import time
 from collections.abc import Iterator
 
@@ -53,6 +54,22 @@ def test_every_way_from_the_first_page_leads_somewhere(bridge: SocketBridge, tab
     links = tab.ask("[...document.links].map(link => link.href)")
     assert len(links) >= 7
     assert {link: httpx2.get(link).status_code for link in links if httpx2.get(link).status_code != 200} == {}
+
+
+@pytest.mark.parametrize("path", ["/", "/docs", "/redoc"])
+def test_addresses_of_a_page_are_relative(bridge: SocketBridge, path: str) -> None:
+    """So a proxy may put a path before them."""
+    page = httpx2.get(bridge.url + path).text
+    addresses = re.findall(r"""(?:href|src|url|spec-url)(?:=|: )['"]([^'"]+)""", page)
+    assert addresses
+    assert [address for address in addresses if address.startswith("/") or ":" in address] == []
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz"])
+def test_monitors_that_only_want_the_head_get_it(bridge: SocketBridge, path: str) -> None:
+    """As many do, unless told otherwise."""
+    answer = httpx2.head(bridge.url + path)
+    assert (answer.status_code, answer.content) == (200, b"")
 
 
 def test_unknown_asset_is_a_problem(bridge: SocketBridge) -> None:

@@ -36,7 +36,17 @@ def test_refused_request_is_halved(canned: CannedServer, hand_over: HttpHandOver
     assert [handed.fate for handed in hand_over.publish(ROWS)] == [PublishStatus.PUBLISHED, PublishStatus.REFUSED]
 
 
-@pytest.mark.parametrize(("status", "body"), [(502, b"<html>"), (413, b"<html>"), (200, b"<html>"), (200, ALL_DONE)])
+def test_request_too_large_for_a_proxy_is_halved(canned: CannedServer, hand_over: HttpHandOver) -> None:
+    """What passes alone is published; of the rest nothing is known, and others go on without it."""
+    canned.answer("POST", TOGETHER, 413, b"<html>")
+    canned.answer("POST", ALONE, 200, DONE)
+    canned.answer("POST", ALONE, 413, b"<html>")
+    published, unknown = hand_over.publish(ROWS)
+    assert (published.fate, unknown.fate) == (PublishStatus.PUBLISHED, PublishStatus.UNKNOWN)
+    assert "client_max_body_size" in unknown.reason
+
+
+@pytest.mark.parametrize(("status", "body"), [(502, b"<html>"), (403, b"<html>"), (200, b"<html>"), (200, ALL_DONE)])
 def test_answer_that_judges_no_row_raises(
     canned: CannedServer, hand_over: HttpHandOver, status: int, body: object
 ) -> None:

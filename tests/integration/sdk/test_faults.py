@@ -275,19 +275,34 @@ async def test_prepare_that_was_checked_meanwhile_runs_nothing(
     assert session.called == ["rollback"]
 
 
+@pytest.mark.parametrize(
+    "refusal",
+    [reply_problem(413, "body-too-large", "not_applied"), reply(413, PAGE, HTML), reply(403, PAGE, HTML)],
+    ids=["by the bridge", "by a proxy", "by a firewall"],
+)
 async def test_one_spoilt_request_does_not_refuse_its_neighbours(
-    bridge: SocketBridge, front: Front, make_twin: MakeTwin, group: str
+    bridge: SocketBridge, front: Front, make_twin: MakeTwin, group: str, refusal: Fault
 ) -> None:
     """A refusal of a whole batch says nothing of its items: each is asked alone."""
     twin = make_twin(front.url, group, config=PATIENT)
-
-    def refuse_batches(exchange: Any) -> None:
-        spoil = reply_problem(413, "body-too-large", "not_applied") if "batch" in exchange.asked.path else let_through
-        spoil(exchange)
-
-    front.fault = refuse_batches
+    front.fault = lambda exchange: (refusal if "batch" in exchange.asked.path else let_through)(exchange)
     values = [f"{group}-{n}" for n in range(8)]
     views = await asyncio.gather(*[twin.do("publish", Message("orders", value=value)) for value in values])
     assert {view.state for view in views} == {TransactionState.COMMITTED}
     found = [value.decode() for value in bridge.read_values("orders") if value is not None]
     assert sorted(text for text in found if text.startswith(f"{group}-")) == values
+
+
+async def test_message_too_large_for_a_proxy_takes_no_bridge_away(
+    bridge: SocketBridge, front: Front, make_twin: MakeTwin, group: str
+) -> None:
+    """It fails at once, and whoever sends what passes is not told that the bridge is away."""
+    twin = make_twin(front.url, group, config=PATIENT)
+    refuse = reply(413, PAGE, HTML)
+    front.fault = lambda exchange: (refuse if len(exchange.asked.body) > 10_000 else let_through)(exchange)
+    for n in range(4):
+        with pytest.raises(OutcomeUnknown, match=r"client_max_body_size\) \(1 try, "):
+            await twin.do("publish", Message("orders", value="x" * 20_000))
+        view = await twin.do("publish", Message("orders", value=f"{group}-{n}"))
+        assert view.state is TransactionState.COMMITTED
+    assert len(front.asked) == 8

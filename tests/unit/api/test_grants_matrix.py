@@ -80,6 +80,8 @@ ROUTES: Mapping[tuple[str, str], tuple[str | None, str]] = {
     ("GET", "/metrics"): ("read", "all"),
     ("GET", "/livez"): (None, "open"),
     ("GET", "/readyz"): (None, "open"),
+    ("HEAD", "/livez"): (None, "open"),
+    ("HEAD", "/readyz"): (None, "open"),
     ("GET", "/"): (None, "known"),
     ("GET", "/docs"): (None, "known"),
     ("GET", "/openapi.json"): (None, "known"),

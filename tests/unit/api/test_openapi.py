@@ -78,7 +78,7 @@ def test_document_has_exactly_the_routes() -> None:
         for method in route.methods
     }
     pages = {("get", path) for path in ("/", "/docs", "/redoc", "/docs/assets/{name}", "/openapi.json")}
-    pages.add(("head", "/openapi.json"))
+    pages |= {("head", path) for path in ("/livez", "/readyz", "/openapi.json")}
     assert {(method, path) for method, path, _ in OPERATIONS} | pages == routes
     assert routes >= CONTRACT
 

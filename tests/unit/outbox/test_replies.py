@@ -133,6 +133,22 @@ def test_refusal_of_a_batch_is_not_that_of_its_calls(status: int, kind: type) ->
     assert type(read_answers(said(status, document), [PREPARE])[0]) is Told
 
 
+@pytest.mark.parametrize(
+    ("status", "kind"), [(413, BatchRejected), (403, BatchRejected), (502, NoReply), (429, NoReply)]
+)
+def test_what_a_proxy_refuses_may_be_the_fault_of_one_call(status: int, kind: type) -> None:
+    """Of its size, or of what a firewall reads in it; the others are asked alone."""
+    assert {type(one) for one in read_answers(Answer(status, b"<html>"), [PREPARE, PREPARE])} == {kind}
+
+
+def test_body_too_large_for_a_proxy_says_nothing_of_the_bridge() -> None:
+    """It comes no further however often it is sent, and others do."""
+    told = read_answer(Answer(413, b"<html>"), PREPARE)
+    assert isinstance(told, NoReply)
+    assert (told.is_sent, told.is_final, told.is_away) == (True, True, False)
+    assert "client_max_body_size" in told.why
+
+
 def test_transaction_is_read_whole() -> None:
     """With what a later version may add."""
     members = committed(

@@ -37,8 +37,9 @@ BUG = Problem("internal", 500, outcome=Outcome.UNKNOWN)
 WRONG = Problem("invalid-request", 422, outcome=Outcome.NOT_APPLIED)
 RESOLVED = Problem("already-resolved", 409, outcome=Outcome.NOT_APPLIED, state="ROLLED_BACK")
 DONE = Reply(200, {})
-TELLING = [LOST, UNSENT, BUSY, DOUBTFUL, UNSETTLED, BUG, WRONG, RESOLVED, DONE, BatchRejected(WRONG)]
-MAY_BE_APPLIED = (LOST, DOUBTFUL, UNSETTLED, BUG)
+FOREIGN = BatchRejected(NoReply("status 413", is_away=True))
+TELLING = [LOST, UNSENT, BUSY, DOUBTFUL, UNSETTLED, BUG, WRONG, RESOLVED, DONE, BatchRejected(WRONG), FOREIGN]
+MAY_BE_APPLIED = (LOST, DOUBTFUL, UNSETTLED, BUG, FOREIGN)
 
 
 def course(call: Any, deadline_s: float = 100.0, chance: float = 0.5) -> RetryPolicy:
@@ -75,6 +76,9 @@ def fate(call: Any, *told: CallResult) -> Any:
         (KEYED, [UNSETTLED, UNSETTLED], OutcomeUnknown),
         (KEYED, [BatchRejected(WRONG), DONE], Reply),
         (KEYED, [BatchRejected(WRONG), WRONG], RequestRefused),
+        (KEYED, [FOREIGN, DONE], Reply),
+        (KEYED, [FOREIGN, WRONG], OutcomeUnknown),
+        (UNKEYED, [FOREIGN, DONE], OutcomeUnknown),
         (UNKEYED, [LOST, DONE], OutcomeUnknown),
         (UNKEYED, [BUG, DONE], OutcomeUnknown),
         (UNKEYED, [UNSENT, BUSY, DONE], Reply),
