@@ -85,7 +85,7 @@ class HttpHandOver:
         self, url: str, producer_group: str, client: httpx2.Client | None = None, *, timeout_s: float = _TIMEOUT_S
     ) -> None:
         """`client`: with the caller's own key, certificates and limits; it stays the caller's. Without, key and
-        certificates are those that the environment names (`HttpConfig`).
+        certificates are those that the environment names (`HttpConfig`), and its proxies do not count.
 
         `timeout_s`: of a request, below the relay's `hand_over_ms`.
         """
@@ -148,7 +148,7 @@ class HttpHandOver:
 def _make_client(url: str, timeout_s: float) -> httpx2.Client:
     config = HttpConfig()
     verify = config.make_tls() if url.startswith("https:") else False  # none is needed, and reading them takes long
-    return httpx2.Client(timeout=timeout_s, headers=config.proof, verify=verify)
+    return httpx2.Client(timeout=timeout_s, headers=config.proof, verify=verify, trust_env=config.trust_env)
 
 
 class MemoryHandOver:

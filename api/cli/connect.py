@@ -63,13 +63,18 @@ _EXITS = {400: Exit.USAGE, 404: Exit.NOT_FOUND, 409: Exit.CONFLICT, 415: Exit.US
 
 
 def client_for(url: str) -> httpx2.Client:
-    """A client kept for the life of the process; one that needs no certificates is made much faster."""
+    """A client kept for the life of the process; one that needs no certificates is made much faster.
+
+    Proxies of the environment are for what is farther away than a bridge: they know no loopback, and would see the key.
+    """
     return _make_client(not url.startswith("http:"))
 
 
 @cache
 def _make_client(is_secured: bool) -> httpx2.Client:
-    return httpx2.Client(timeout=_TIMEOUT_S, verify=HttpConfig().make_tls() if is_secured else False)
+    config = HttpConfig()
+    tls = config.make_tls() if is_secured else False
+    return httpx2.Client(timeout=_TIMEOUT_S, verify=tls, trust_env=config.trust_env)
 
 
 @dataclass(frozen=True, slots=True)

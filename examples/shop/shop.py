@@ -26,7 +26,7 @@ TOPIC = os.environ.get("SHOP_TOPIC", "orders.created")
 
 app = FastAPI(title="shop")
 engine = create_engine(f"sqlite:///{os.environ['SHOP_DATABASE']}", connect_args={"timeout": 10})
-bridge = httpx2.Client(base_url=os.environ["SHOP_BRIDGE"], timeout=15)
+bridge = httpx2.Client(base_url=os.environ["SHOP_BRIDGE"], timeout=15, trust_env=False)  # by no proxy
 secret_file = Path(os.environ["SHOP_SECRET_FILE"])
 being_placed: set[str] = set()
 placing = threading.Lock()

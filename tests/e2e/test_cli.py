@@ -14,7 +14,16 @@ import pytest
 
 from bridge.sql.engine import upgrade
 from tests.references.metrics import PAGE, make_metrics, read_rows
-from tests.support.cli_process import DEADLINE_S, DevProcess, is_gone, run_command, running, running_dev, wait_for
+from tests.support.cli_process import (
+    DEADLINE_S,
+    NOBODYS_PROXY,
+    DevProcess,
+    is_gone,
+    run_command,
+    running,
+    running_dev,
+    wait_for,
+)
 
 TOPIC = "orders.created"
 
@@ -189,6 +198,12 @@ def test_settings_are_shown_with_their_origin(dev: DevProcess, tmp_path: Path) -
 def test_openapi_document_is_printed(dev: DevProcess, tmp_path: Path) -> None:
     """With the paths of the interface."""
     assert "/v1/transactions" in json.loads(command(dev, tmp_path, "openapi"))["paths"]
+
+
+def test_bridge_is_called_by_no_proxy_of_the_environment(dev: DevProcess, tmp_path: Path) -> None:
+    """It would know no loopback, and see the key."""
+    done = run_command("stats", folder=tmp_path, settings={**dev.settings, **NOBODYS_PROXY})
+    assert done.returncode == 0, done.stderr
 
 
 def test_projection_is_rebuilt_while_the_bridge_runs(dev: DevProcess, tmp_path: Path) -> None:

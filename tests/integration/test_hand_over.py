@@ -21,7 +21,9 @@ def canned() -> Iterator[CannedServer]:
 
 
 @pytest.fixture
-def hand_over(canned: CannedServer) -> Iterator[HttpHandOver]:
+def hand_over(canned: CannedServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpHandOver]:
+    """Where the environment names a proxy for what is farther away."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     made = HttpHandOver(canned.url, "orders")
     yield made
     made.close()

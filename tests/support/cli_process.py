@@ -19,6 +19,9 @@ from tests.support.process_pool import shared_pool
 DEADLINE_S = 240.0
 
 
+NOBODYS_PROXY = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:1")
+
+
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """Without settings of whoever runs the tests."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_BRIDGE_")}
