@@ -200,9 +200,11 @@ class Settings(BaseSettings):
         return self._origins.get(name, Origin.DEFAULT)
 
     def sql_url(self) -> str:
-        """The database's URL; SQLite beside the other data if none was given."""
+        """The database's URL; SQLite beside the other data if none was given. Raises ConfigError."""
         if self.database_url is not None:
             return self.database_url.get_secret_value()
+        if "?" in str(self.data_dir.absolute()):
+            raise ConfigError("no database can be in a folder with a ? in its path: set another data_dir")
         return f"sqlite:///{self.data_dir.absolute() / 'bridge.db'}"
 
     def secret_keys(self) -> list[SecretKey]:

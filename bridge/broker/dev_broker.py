@@ -224,7 +224,7 @@ class DevBroker:
         if not self._cache.copy_formatted(fresh):
             properties.write_text(make_properties(layout, fresh))
             options = ("kafka.tools.StorageTool", "format", f"--cluster-id={make_uuid()}", "-c", str(properties))
-            _run_to_its_end((*command, *options))
+            _run_to_its_end((*command, *options), layout.folder)
             properties.unlink()
             self._cache.keep_formatted(fresh)
         fresh.rename(layout.log_folder)
@@ -287,9 +287,11 @@ def _await_appended(layout: BrokerLayout) -> None:
             seen = layout.count_metadata_bytes()
 
 
-def _run_to_its_end(command: tuple[str, ...]) -> None:
+def _run_to_its_end(command: tuple[str, ...], folder: Path) -> None:
     try:
-        subprocess.run(command, capture_output=True, text=True, timeout=_FORMAT_TIMEOUT_S, check=True)  # noqa: S603
+        subprocess.run(  # noqa: S603
+            command, cwd=folder, capture_output=True, text=True, timeout=_FORMAT_TIMEOUT_S, check=True
+        )
     except subprocess.CalledProcessError as error:
         printed = f"{error.stdout}{error.stderr}"[-_SHOWN_CHARACTERS:]
         raise BrokerFailed(f"Kafka's storage could not be formatted:\n{printed}", "See the message above.") from error

@@ -82,12 +82,15 @@ class BrokerLayout:
 
 
 def make_properties(layout: BrokerLayout, log_folder: Path) -> str:
-    """The text of `server.properties`."""
+    """The text of `server.properties`, for a process that works in the layout's folder.
+
+    Kafka reads the file as ISO 8859-1, and its folders as a list between commas: a path may be neither.
+    """
     placed = {
         "listeners": f"P://{HOST}:{layout.port},C://{HOST}:{layout.controller_port}",
         # static voters: a formatted folder can be moved and used on any port
         "controller.quorum.voters": f"1@{HOST}:{layout.controller_port}",
-        "log.dirs": str(log_folder),
+        "log.dirs": log_folder.name,
     }
     settings = {**_FIXED, **placed, **layout.settings}
     return "".join(f"{name}={_escape(value)}\n" for name, value in settings.items())

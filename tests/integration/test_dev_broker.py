@@ -71,7 +71,7 @@ def wait_until_not_running(broker: DevBroker) -> None:
 
 @pytest.fixture
 def data_folder(tmp_path: Path) -> Path:
-    return tmp_path / "data folder"  # with a blank, as on many desktops
+    return tmp_path / "my data, 订单"  # as people name theirs
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ class _Node(DevBroker):
         fresh, properties = layout.folder / "log.new", layout.folder / "format.properties"
         properties.write_text(make_properties(layout, fresh))
         options = ("kafka.tools.StorageTool", "format", f"--cluster-id={self.cluster_id}", "-c", str(properties))
-        subprocess.run((*command, *options), capture_output=True, check=True, timeout=60)
+        subprocess.run((*command, *options), cwd=layout.folder, capture_output=True, check=True, timeout=60)
         fresh.rename(layout.log_folder)
         return True
 

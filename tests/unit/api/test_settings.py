@@ -32,6 +32,13 @@ def test_defaults_are_a_bridge_on_this_machine(tmp_path: Path) -> None:
     assert settings.origin("http.port") is Origin.DEFAULT
 
 
+def test_folder_that_no_url_can_name_is_refused() -> None:
+    """The database would be made beside it."""
+    write('data_dir = "what?"')
+    with pytest.raises(ConfigError, match="data_dir"):
+        load_settings().sql_url()
+
+
 def test_flags_win_over_environment_over_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """Value by value, not section by section."""
     write("auto_create_groups = true\n[http]\nport = 1\nbacklog = 1\nkeep_alive_seconds = 1\n")

@@ -14,7 +14,7 @@ def test_broker_listens_on_loopback_only() -> None:
     lines = lines_of(BrokerLayout(Path("/d"), 9092, 9093))
     assert "listeners=P://127.0.0.1:9092,C://127.0.0.1:9093" in lines
     assert "controller.quorum.voters=1@127.0.0.1:9093" in lines
-    assert "log.dirs=/d/log" in lines
+    assert "log.dirs=log" in lines
 
 
 def test_typing_error_in_a_topic_does_not_make_a_topic() -> None:
