@@ -1,9 +1,10 @@
-"""What every process sets up for itself: its log, and how it gives memory back."""
+"""What every process sets up for itself: its log, no core dumps, and how it gives memory back."""
 
 import asyncio
 import ctypes
 import gc
 import logging
+import resource
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -84,6 +85,11 @@ def _name_foreign(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
     event["text"] = event["event"]
     event["event"] = record.name.partition(".")[0] + "_log"
     return event
+
+
+def forbid_core_dumps() -> None:
+    """They would hold keys, secrets and messages."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 # --- gives memory back to the system ---

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import structlog
 
 from api.console.site import make_site
+from api.kafka_version import VersionWatch
 from api.outgoing import OwnAddresses, fetch_document, parse_servers
-from api.process import GC_THRESHOLD, HeapLoop, make_heap_acts
+from api.process import GC_THRESHOLD, HeapLoop, forbid_core_dumps, make_heap_acts
 from api.remoting.server import RemotingServer, open_door
 from api.setting_sections import TlsSettings, WebhookSettings, read_secrets
 from api.settings import Settings, show_settings
@@ -174,7 +175,7 @@ async def run_roles(
     stop = stop or asyncio.Event()
     if guest is None:
         stop_at_signals(stop)
-        _forbid_core_dumps()
+        forbid_core_dumps()
     if roles == _PROJECTOR_ALONE:
         os.nice(_PROJECTOR_NICENESS)
     async with _open_process(settings) as process:
@@ -195,11 +196,6 @@ async def run_roles(
                 task.cancel()
         if failing.done() and not failing.cancelled():
             failing.result()
-
-
-def _forbid_core_dumps() -> None:
-    """They would hold keys, secrets and messages."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 async def _serve(servers: Sequence[ApiServer | RemotingServer], stop: asyncio.Event) -> None:
@@ -271,6 +267,7 @@ class _Process:
         self._certificates: Certificates | None = None
         shared = {one.name: one.value for one in show_settings(settings) if one.name in SHARED}
         self._board = ProcessBoard(database, self._clock, self.node.owner, shared, self._note_calls)
+        self._versions = VersionWatch(kafka.admin, settings.kafka, self._clock)
         self._doors: list[RemotingServer] = []
 
     def _note_calls(self) -> Mapping[str, Sequence[int]]:
@@ -307,6 +304,7 @@ class _Process:
             self._kafka.store.open()
         self.node.run("own-addresses", self._own.run_forever())
         self.node.run("processes", self._board.run_forever())
+        self.node.run("kafka-version", self._versions.run_forever())
         self.node.run("heap", HeapLoop(self._clock, make_heap_acts()).run_forever())
 
     async def _refuse_without_rights(self, roles: Roles) -> None:
@@ -365,7 +363,7 @@ class _Process:
             trials=node.trials,
             search=node.search,
             parked=node.parked,
-            readiness=make_readiness(node, self._kafka.last_error, certificates, self._board),
+            readiness=make_readiness(node, self._kafka.last_error, certificates, self._board, self._versions),
             limits=HttpLimits(
                 body_bytes=limits.body_bytes,
                 receive_s=http.receive_seconds,

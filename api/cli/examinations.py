@@ -2,15 +2,10 @@
 
 A keyed half message that was seen before there was time is void for everybody, by a rule on the record alone
 (`docs/records.md`); each queue of the journal may be on another broker.
-
-Kafka names no version anywhere, and no client shows what `ApiVersions` answers, so this asks itself. Only where the
-listener speaks neither TLS nor SASL. Source: KIP-511, KIP-584; the levels are Kafka's MetadataVersion.
 """
 
 import asyncio
 import os
-import socket
-import struct
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +19,7 @@ import msgspec
 from api.cli.connect import call, client_for, find_all, quoted
 from api.cli.output import TIMEOUT_REMEDY, CommandFailed, is_timeout_refused
 from api.cli.security import count_secrets
+from api.kafka_version import VERSION_REMEDY, BrokerVersion, ask_versions
 from api.settings import Origin, Settings, find_open_servers
 from api.web.health import (
     BROKEN,
@@ -79,125 +75,7 @@ def make_void(topic: str, queue_id: int, now_ms: int) -> Message:
     return encode_half(half, [Message(GROUP)], topic, queue_id)
 
 
-_VERSION_TIMEOUT_S = 5.0
-_MAX_ANSWER = 1_000_000
-_API_VERSIONS, _VERSION = 18, 3
-_FIRST_LEVEL_OF = {
-    30: "4.3", 28: "4.2", 26: "4.1", 22: "4.0", 21: "3.9", 20: "3.8", 15: "3.7", 12: "3.6", 9: "3.5", 8: "3.4",
-    7: "3.3",
-}  # fmt: skip
-_NEWEST_KNOWN = max(_FIRST_LEVEL_OF)
-
-
-def ask_version(address: str) -> str | None:
-    """The release of the broker at `host:port`, such as `4.3`; None if it does not say. Blocks; raises OSError."""
-    host, _, port = address.rpartition(":")
-    with socket.create_connection((host.strip("[]"), int(port)), _VERSION_TIMEOUT_S) as connection:
-        connection.settimeout(_VERSION_TIMEOUT_S)
-        connection.sendall(make_request())
-        (length,) = struct.unpack(">i", _receive(connection, 4))
-        if not 0 < length <= _MAX_ANSWER:
-            return None
-        return name_release(read_features(_receive(connection, length)).get("metadata.version"))
-
-
-def make_request() -> bytes:
-    """ApiVersions version 3, with its length before it."""
-    name = b"outbox-bridge"
-    head = struct.pack(">hhih", _API_VERSIONS, _VERSION, 1, len(name)) + name + b"\x00"
-    body = bytes([len(name) + 1]) + name + b"\x02" + b"1" + b"\x00"
-    return struct.pack(">i", len(head) + len(body)) + head + body
-
-
-def read_features(answer: bytes) -> dict[str, int]:
-    """The highest level of each feature that the broker supports; none where the answer is not understood."""
-    reader = _Reader(answer)
-    try:
-        reader.skip(4)
-        if reader.integer(2) != 0:
-            return {}
-        for _ in range(reader.unsigned() - 1):
-            reader.skip(6)
-            reader.skip_tags()
-        reader.skip(4)
-        for _ in range(reader.unsigned()):
-            tag, size = reader.unsigned(), reader.unsigned()
-            if tag == 0:
-                return _read_ranges(reader)
-            reader.skip(size)
-    except (IndexError, UnicodeDecodeError):
-        return {}
-    return {}
-
-
-def name_release(level: int | None) -> str | None:
-    """The release that brought this metadata level."""
-    if level is None or level < min(_FIRST_LEVEL_OF):
-        return None
-    release = _FIRST_LEVEL_OF[max(first for first in _FIRST_LEVEL_OF if first <= level)]
-    return f"{release} or newer" if level > _NEWEST_KNOWN else release
-
-
-def _read_ranges(reader: "_Reader") -> dict[str, int]:
-    features = {}
-    for _ in range(reader.unsigned() - 1):
-        name = reader.text()
-        reader.skip(2)
-        features[name] = reader.integer(2)
-        reader.skip_tags()
-    return features
-
-
-def _receive(connection: socket.socket, length: int) -> bytes:
-    received = bytearray()
-    while len(received) < length:
-        part = connection.recv(length - len(received))
-        if not part:
-            raise ConnectionError("the broker closed the connection; does its listener want TLS or SASL?")
-        received += part
-    return bytes(received)
-
-
-class _Reader:
-    """Kafka's flexible encoding. Raises IndexError at the end."""
-
-    def __init__(self, raw: bytes) -> None:
-        self._raw = raw
-        self._at = 0
-
-    def skip(self, count: int) -> None:
-        self.take(count)
-
-    def take(self, count: int) -> bytes:
-        taken = self._raw[self._at : self._at + count]
-        if len(taken) != count:
-            raise IndexError
-        self._at += count
-        return taken
-
-    def integer(self, size: int) -> int:
-        return int.from_bytes(self.take(size), signed=True)
-
-    def unsigned(self) -> int:
-        value = shift = 0
-        while True:
-            byte = self.take(1)[0]
-            value |= (byte & 0x7F) << shift
-            if not byte & 0x80:
-                return value
-            shift += 7
-
-    def text(self) -> str:
-        return self.take(self.unsigned() - 1).decode()
-
-    def skip_tags(self) -> None:
-        for _ in range(self.unsigned()):
-            self.unsigned()
-            self.skip(self.unsigned())
-
-
 MAX_SKEW_MS = 5_000
-OLDEST_GOOD = (4, 1)  # below 4.1.1 Kafka's own transactions have bugs that were repaired there
 _TIMEOUT_S = 15.0
 _MOST_GROUPS = 10_000
 _PROBES_AT_ONCE = 8
@@ -271,7 +149,7 @@ async def _examine_kafka(settings: Settings, roles: Roles, *, is_sql_seen: bool)
         return [Diagnosis(BROKEN, "Kafka", f"{servers} cannot be reached: {error or 'no answer'}", _KAFKA_REMEDY)]
     try:
         found = [Diagnosis(OK, "Kafka", f"{', '.join(cluster.brokers)} (cluster {cluster.cluster_id})")]
-        found += await asyncio.gather(*[_examine_version(address) for address in cluster.brokers])
+        found += [_judge_version(answer) for answer in await ask_versions(cluster.brokers, settings.kafka)]
         found += _examine_encryption(settings)
         found += await _guard("rights", _examine_rights(parts, topics, roles))
         if is_sql_seen:
@@ -285,16 +163,9 @@ async def _examine_kafka(settings: Settings, roles: Roles, *, is_sql_seen: bool)
         await parts.close()
 
 
-async def _examine_version(address: str) -> Diagnosis:
-    try:
-        release = await asyncio.to_thread(ask_version, address)
-    except (OSError, ValueError):
-        release = None
-    if release is None:
-        return Diagnosis(OK, "Kafka version", f"{address} does not say (TLS, SASL, or before 3.3)")
-    if tuple(int(part) for part in release.split(" ")[0].split(".")) < OLDEST_GOOD:
-        return Diagnosis(WARNING, "Kafka version", f"{address} is Kafka {release}", "Upgrade to 4.1.1 or newer.")
-    return Diagnosis(OK, "Kafka version", f"{address} is Kafka {release}")
+def _judge_version(answer: BrokerVersion) -> Diagnosis:
+    verdict = WARNING if answer.harm else OK if answer.release else SKIPPED
+    return Diagnosis(verdict, "Kafka version", str(answer), VERSION_REMEDY if answer.harm else "")
 
 
 def _examine_encryption(settings: Settings) -> list[Diagnosis]:

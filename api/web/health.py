@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from api.kafka_version import VersionWatch
 from api.web.bodies import Reason
 from api.web.guard import NOBODY
 from api.web.openapi import HEALTH, OPERATORS, Body, Operation, query_parameter
@@ -52,6 +53,7 @@ def make_readiness(
     kafka_error: Callable[[], str | None],
     certificates: Certificates | None = None,
     processes: ProcessBoard | None = None,
+    versions: VersionWatch | None = None,
 ) -> Mapping[str, ReadinessCheck]:
     """The checks of a process that has started, by name. `kafka_error`: what its clients complained of last."""
     checks: dict[str, ReadinessCheck] = {
@@ -71,6 +73,8 @@ def make_readiness(
         checks["projector"] = lambda: _projector(projector)
     if processes is not None:
         checks["processes"] = lambda: _processes(processes)
+    if versions is not None:
+        checks["kafka-version"] = lambda: _kafka_version(versions)
     if certificates is not None:
         checks["certificates"] = lambda: _certificates(certificates)
     if node.roles.is_called:
@@ -112,6 +116,10 @@ async def _topology(guard: TopologyGuard) -> CheckResult:
 async def _processes(board: ProcessBoard) -> CheckResult:
     differ = board.describe()
     return CheckResult(is_ok=not differ, is_degraded=True, detail=differ)
+
+
+async def _kafka_version(versions: VersionWatch) -> CheckResult:
+    return CheckResult(is_ok=not versions.outdated, is_degraded=True, detail=versions.outdated)
 
 
 async def _op_records(seal_watch: SealWatch) -> CheckResult:

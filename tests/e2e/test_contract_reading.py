@@ -250,6 +250,7 @@ def test_every_process_says_how_it_is(service: RunningService) -> None:
         of_engine, of_api = {"settler", "stable-offsets", "projector"}, {"answers", "settling", "audit"}
         names = of_engine if process is service.engine else of_api
         names |= {"kafka", "sql", "topology", "op-records", "log", "bodies", "secrets", "prepares", "processes"}
+        names.add("kafka-version")
         assert {check["name"] for check in checks} == names
         assert [check for check in checks if not check["ok"] and check["name"] != "processes"] == []
         (differ,) = [check["detail"] for check in checks if check["name"] == "processes"]

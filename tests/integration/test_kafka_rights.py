@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from confluent_kafka import TopicPartition
 
+from api.kafka_version import ask_versions
+from bridge.broker.jars import KAFKA_VERSION
 from bridge.core.topics import RIGHTS_REMEDY, KafkaOperation, KafkaRight, Resource, Role, least_rights, with_prefix
 from bridge.store.kafka.admin import KafkaTopicAdmin
 from bridge.store.kafka.options import KafkaConfig
@@ -234,6 +236,20 @@ async def test_each_right_that_is_missing_is_named(stage: Stage) -> None:
                 await admin.close()
             alike = {one for one in rights if one.name == right.name}  # who may not describe it is told nothing of it
             assert {right} <= set(denied) <= alike
+
+
+async def test_release_is_told_to_those_who_are_not_logged_in(stage: Stage) -> None:
+    """Through TLS as the clients speak it; without it, or with another authority, the reason is told."""
+    trusted = {"security.protocol": "SASL_SSL", "ssl.ca.location": str(stage.kafka.ca_file)}
+    untrusted = {"security.protocol": "SASL_SSL"}
+    release = KAFKA_VERSION.rpartition(".")[0]
+    for options, found in (
+        (trusted, f"is Kafka {release}"),
+        (untrusted, "CERTIFICATE_VERIFY_FAILED"),
+        ({}, "want TLS?"),
+    ):
+        (answer,) = await ask_versions([stage.kafka.bootstrap], options)
+        assert found in str(answer)
 
 
 async def test_broker_that_has_just_started_denies_nothing(broker_factory: BrokerFactory) -> None:
