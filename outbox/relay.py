@@ -44,8 +44,17 @@ from outbox.relay_queries import (
 )
 from outbox.sources import OutboxSource
 
+_LOG: Final = logging.getLogger("outbox")
 _PSYCOPG: Final = ("postgresql", "psycopg")
 _LOOK_S: Final = 0.5  # for the stop, by whoever waits for notifications
+_SESSION_LOOKS: Final = 5  # a pooler with other clients gives one the same session seldom so often
+_SHARED: Final = (
+    "a pooler shares its sessions among its clients; the address of PostgreSQL itself lets rows wake the relay"
+)
+
+
+class _SessionShared(Exception):
+    """What it is told goes to whoever has it then."""
 
 
 class Notifier:
@@ -67,6 +76,10 @@ class Notifier:
             while not stop.is_set() and (left_s := end_s - time.monotonic()) > 0:
                 for _ in driver.notifies(timeout=min(left_s, _LOOK_S), stop_after=1):
                     return
+        except _SessionShared:
+            self._can_listen = False
+            self.close()
+            _LOG.warning("relay_not_notified poll_ms=%d reason=%s", timeout_ms, _SHARED)
         except (dbapi_error, SQLAlchemyError):
             self.close()
             stop.wait(timeout_ms / 1000)
@@ -83,11 +96,19 @@ class Notifier:
             self._connection = self._engine.raw_connection()
             driver: Any = self._connection.driver_connection
             driver.autocommit = True
+            if self._shares_session(driver):
+                raise _SessionShared
             driver.execute(f"LISTEN {NOTIFY_CHANNEL}")
         return self._connection.driver_connection
 
+    def _shares_session(self, driver: Any) -> bool:  # noqa: ANN401 - psycopg's own connection
+        """Whether each transaction may be in another one, or another client's in the same."""
+        query = "SELECT pg_backend_pid()"
+        own = {driver.execute(query).fetchone()[0] for _ in range(_SESSION_LOOKS)}
+        with self._engine.connect() as conn:
+            return len(own) > 1 or conn.scalar(sa.text(query)) in own
 
-_LOG: Final = logging.getLogger("outbox")
+
 _T = TypeVar("_T")
 _MOST_COUNTED = 100_000
 _LONGEST_PAUSE_MS: Final = 10_000  # of a relay whose bridge or database is away: rows wait so long when it is back

@@ -125,7 +125,18 @@ def _make_engine(url: str) -> sa.Engine:
         raise OutboxConfigError("the database URL is driver://user:password@host/name, as SQLAlchemy has it") from error
     if engine.dialect.is_async:
         raise OutboxConfigError(f"{engine.dialect.driver} is a driver of asyncio: name another, such as psycopg")
+    if engine.dialect.driver == "psycopg":
+        sa.event.listen(engine, "connect", _prepare_nothing_behind_poolers)
     return engine
+
+
+def _prepare_nothing_behind_poolers(driver: Any, _: object) -> None:  # noqa: ANN401 - psycopg's own connection
+    """A statement that one session has prepared is in no other, and behind a pooler each transaction may have another.
+    Such a connection has a key of the pooler's own."""
+    [pid] = driver.execute("SELECT pg_backend_pid()").fetchone()
+    driver.rollback()
+    if pid != driver.info.backend_pid:
+        driver.prepare_threshold = None
 
 
 def _named_source(conn: sa.Connection, spec: SourceSpec) -> OutboxSource:

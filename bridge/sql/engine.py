@@ -23,7 +23,6 @@ from typing import Any, NamedTuple, TypeVar
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.pool import ConnectionPoolEntry
@@ -102,7 +101,8 @@ def _translate_postgres(error: DBAPIError, *, is_committing: bool) -> Exception:
         known = _POSTGRES.get(state) or _POSTGRES.get(state[:2])
         return error if known is None else _copy(known)
     if error.connection_invalidated or state is not None or type(error.orig).__name__ in _LOST:
-        return SqlUnavailable("the database cannot be reached", is_outcome_unknown=is_committing)
+        told = f"the database's pooler refuses: {error.orig}" if state == "08P01" else "the database cannot be reached"
+        return SqlUnavailable(told, is_outcome_unknown=is_committing)
     return error
 
 
@@ -114,6 +114,8 @@ T = TypeVar("T")
 
 _ATTEMPTS = 5
 _POSTGRES_PORT = 5432
+# with synchronous_commit off, a crash takes back what was acted upon: audits, secrets, given-up queues
+_DURABLY = "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
 _PRAGMAS = (
     "journal_mode=WAL",
     "synchronous=FULL",  # a loss of power may not take back what was acted upon: keys, secrets, audits
@@ -156,8 +158,7 @@ class Database:
             self._read_lane = _Lane(config.threads, config, "sql-read")
         else:
             self.engine = _make_postgres_engine(self.url, config).execution_options(**options or {})
-            # by default each statement of a SQL transaction sees what was committed before that statement
-            self._reader = self.engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+            self._reader = self.engine.execution_options(is_reader=True)
             self._write_lane = self._read_lane = _Lane(config.threads, config, "sql")
 
     async def run(self, work: Callable[[Connection], T], timeout_ms: int | None = None) -> T:
@@ -191,8 +192,12 @@ class Database:
         """Waits for what runs, then gives everything back."""
         for lane in (self._write_lane, self._read_lane):
             await lane.close()
-        for engine in (self.engine, self._reader):
-            engine.dispose()
+        self.dispose()
+
+    def dispose(self) -> None:
+        """Gives connections and files back."""
+        self.engine.dispose()
+        self._reader.dispose()
 
     async def _call(self, lane: "_Lane", work: Callable[[], T], timeout_ms: int | None) -> T:
         backoff = Backoff(20, 1_000)
@@ -284,10 +289,8 @@ def open_migration_engine(text: str) -> Engine:
     url = _parse_url(text)
     if url.get_backend_name() == "sqlite":
         return _make_sqlite_engine(url, SqlConfig(statement_timeout_ms=60_000, threads=1), is_reader=False)
-    options = "-c statement_timeout=0 -c lock_timeout=60000"
-    connect = {"options": options, "connect_timeout": 5}
-    engine = sa.create_engine(url, pool_size=1, hide_parameters=True, connect_args=connect)
-    event.listen(engine, "connect", _make_durable)
+    engine = sa.create_engine(url, pool_size=1, hide_parameters=True, connect_args={"connect_timeout": 5})
+    _begin_postgres(engine, 0, 60_000, 0)
     return engine
 
 
@@ -300,14 +303,11 @@ def _make_sqlite_engine(url: URL, config: SqlConfig, *, is_reader: bool) -> Engi
     @event.listens_for(engine, "connect")
     def configure(dbapi: sqlite3.Connection, record: ConnectionPoolEntry) -> None:
         dbapi.isolation_level = None  # BEGIN is ours: sqlite3 would begin late and not for reads
-        cursor = dbapi.cursor()
-        cursor.execute(f"PRAGMA busy_timeout={config.statement_timeout_ms}")
-        for pragma in _PRAGMAS:
-            cursor.execute(f"PRAGMA {pragma}")
+        for pragma in (f"busy_timeout={config.statement_timeout_ms}", *_PRAGMAS):
+            dbapi.execute(f"PRAGMA {pragma}")
         if is_reader:
-            cursor.execute("PRAGMA query_only=ON")
+            dbapi.execute("PRAGMA query_only=ON")
             dbapi.set_progress_handler(deadline.is_over, _PROGRESS_STEPS)
-        cursor.close()
         record.info["file"] = _identify(url)
 
     @event.listens_for(engine, "begin")
@@ -345,9 +345,6 @@ class _ReadDeadline:
 
 def _make_postgres_engine(url: URL, config: SqlConfig) -> Engine:
     timeout = config.statement_timeout_ms
-    options = (
-        f"-c statement_timeout={timeout} -c lock_timeout={timeout} -c idle_in_transaction_session_timeout={5 * timeout}"
-    )
     engine = sa.create_engine(
         url,
         pool_size=config.threads,
@@ -355,20 +352,28 @@ def _make_postgres_engine(url: URL, config: SqlConfig) -> Engine:
         pool_timeout=config.admission_timeout_ms / 1000,
         pool_pre_ping=True,
         hide_parameters=True,
-        connect_args={"options": options, "connect_timeout": 3, "tcp_user_timeout": 5 * timeout},
+        connect_args={"connect_timeout": 3, "tcp_user_timeout": 5 * timeout},
     )
-    event.listen(engine, "connect", _make_durable)
+    _begin_postgres(engine, timeout, timeout, 5 * timeout)
     return engine
 
 
-def _make_durable(dbapi: DBAPIConnection, _: object) -> None:
-    """With synchronous_commit off, a crash takes back what was acted upon: audits, secrets, given-up queues."""
-    cursor = dbapi.cursor()
-    cursor.execute(
-        "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
-    )
-    cursor.close()
-    dbapi.commit()
+def _begin_postgres(engine: Engine, statement_ms: int, lock_ms: int, idle_ms: int) -> None:
+    """Settings come with BEGIN and end with the SQL transaction: behind a pooler, each may be in another session."""
+    limits = f"SET LOCAL statement_timeout = {statement_ms}; SET LOCAL lock_timeout = {lock_ms};"
+    limits += f" SET LOCAL idle_in_transaction_session_timeout = {idle_ms};"
+    # by default each statement of a SQL transaction sees what was committed before that statement
+    read, write = f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {limits}", f"BEGIN; {limits} {_DURABLY}"
+
+    @event.listens_for(engine, "connect")
+    def configure(dbapi: Any, _: object) -> None:  # noqa: ANN401 - psycopg's own connection
+        dbapi.autocommit = True  # BEGIN is ours
+        if dbapi.execute("SELECT pg_backend_pid()").fetchone() != (dbapi.info.backend_pid,):
+            dbapi.prepare_threshold = None  # a pooler is between: what one session has prepared, others do not know
+
+    @event.listens_for(engine, "begin")
+    def begin(conn: Connection) -> None:
+        conn.exec_driver_sql(read if conn.get_execution_options().get("is_reader") else write)
 
 
 class InlineDatabase(Database):
@@ -381,11 +386,6 @@ class InlineDatabase(Database):
         await asyncio.sleep(0)
         with self.engine.begin() as connection:
             return work(connection)
-
-    def dispose(self) -> None:
-        """Gives the file back."""
-        self.engine.dispose()
-        self._reader.dispose()
 
 
 class NewDatabase(InlineDatabase):
