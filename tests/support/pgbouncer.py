@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from tests.support.postgres import PostgresServer
 
 _POOLER = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
-_PORT = 6432  # of no network: it names the socket
+_PORT = 5432  # of no network: it names the socket, as PostgreSQL's own
 _START_SECONDS = 30
 _CONFIG = """
 [databases]
@@ -56,8 +56,7 @@ class Pooler:
 
     def url_of(self, url: str) -> str:
         """The way to the same database through it."""
-        place = {"host": str(self._folder), "port": str(_PORT)}
-        return sa.make_url(url).set(query=place).render_as_string(hide_password=False)
+        return sa.make_url(url).set(query={"host": str(self._folder)}).render_as_string(hide_password=False)
 
     def close(self) -> None:
         """At once."""
