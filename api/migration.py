@@ -21,6 +21,7 @@ from bridge.store.op_topic import SealedOwnerStore, SealWatch, begin_queues
 from bridge.topology import (
     FaultKind,
     TopologyConflict,
+    TopologyFault,
     TopologyGuard,
     create_missing,
     examine,
@@ -57,10 +58,12 @@ async def migrate(settings: Settings, confirm: Confirm | None = None) -> list[st
         is_new_key = not await is_sealed(database)
         if not is_new_key:
             await load_seals(database, seal_watch.seals)
-        faults = await examine(kafka.admin, topics, await database.read(read_identity))
+        recorded = await database.read(read_identity)
+        faults = await examine(kafka.admin, topics, recorded)
         # first of all: queues that are not there can only time out, and those of another bridge are not to be touched
         if refused := [fault for fault in faults if fault.kind in {FaultKind.QUEUE_COUNT, FaultKind.OTHER_BRIDGE}]:
             raise TopologyConflict(refused)
+        history = [] if recorded else await _tell_history(kafka, topics, faults)
 
         async def begin(log: LogTopics) -> None:
             refuse_denied(await kafka.admin.find_denied(least_rights(Role.MIGRATE, topics, [])))
@@ -81,7 +84,14 @@ async def migrate(settings: Settings, confirm: Confirm | None = None) -> list[st
         guard = TopologyGuard(kafka.admin, database, topics, clock, overridden=settings.topics.overridden)
         if found := await guard.run_once():
             raise TopologyConflict(found)
-    return [*done, "internal topics are as they must be"]
+    return [*done, *history, "internal topics are as they must be"]
+
+
+async def _tell_history(kafka: KafkaParts, topics: InternalTopics, faults: Sequence[TopologyFault]) -> list[str]:
+    """What a database should hear that has not seen these topics before. Raises StoreError."""
+    if any(fault.kind is FaultKind.MISSING for fault in faults) or await is_op_topic_empty(kafka.store, topics):
+        return []
+    return ["these topics are not new: no other database may be used with them from now on"]
 
 
 def _make_data_dir(settings: Settings) -> None:
@@ -129,8 +139,9 @@ async def _refuse_running(kafka: KafkaParts, topics: InternalTopics) -> None:
     if not await is_op_topic_empty(kafka.store, topics) and (members := await _count_members(kafka, topics.group)):
         raise ConfigError(
             f"settlers are running (group {topics.group}, members: {members}), and what they write from now on would "
-            "not be believed; nothing was changed but tables and missing topics: stop them, wait until Kafka has "
-            "noticed, and migrate again"
+            "not be believed; nothing was changed but tables and missing topics: if they are this bridge's, use their "
+            "database (database_url); if that is lost, stop them, wait until Kafka has noticed, and migrate again; if "
+            "they are another bridge's, set topics.prefix"
         )
 
 

@@ -5,6 +5,7 @@ otherwise be a default in production.
 """
 
 import difflib
+import hashlib
 import os
 import re
 import tomllib
@@ -264,6 +265,39 @@ def show_settings(settings: Settings) -> list[ShownSetting]:
         ShownSetting(name, _mask(name, value), settings.origin(name))
         for name, value in _leaves(settings.model_dump(mode="python"))
     ]
+
+
+_SHARED = frozenset(
+    {"auto_create_groups", "check_after_seconds", "transaction_id_header", "topics.prefix", "topics.queues",
+     "topics.overridden",
+     "limits.message_bytes", "limits.pending_transactions", "quotas.pending_of_group", "quotas.parked_of_group",
+     "callbacks.allow_networks", "callbacks.prove_ownership", "settler.session_ms"}
+)  # fmt: skip
+_SHARED_BY_CALLED = frozenset({"limits.body_bytes", "limits.headers_per_message", "audit.topic"})
+_SHARED_BY_DOORS = frozenset({"remoting.key_from", "remoting.dropped_properties"})
+
+
+def shared_settings(settings: Settings, *, is_called: bool, is_door: bool) -> dict[str, str]:
+    """In which the processes of a bridge must not differ: what one takes another would refuse, what one masks another
+    would show, and one would choose another key for a message of RocketMQ's clients than the other.
+
+    Who may read whether the process is ready reads these: of what names people or topics there is a hash.
+    """
+    names = _SHARED | (_SHARED_BY_CALLED if is_called else set()) | (_SHARED_BY_DOORS if is_door else set())
+    shared = {one.name: one.value for one in show_settings(settings) if one.name in names}
+    if is_called:
+        auth = settings.auth
+        shared |= {
+            "auth.issuers": _hash(auth.issuers),
+            "auth.certificates": _hash(sorted(auth.certificates.items())),
+            "http.masks": _hash(settings.http.masks),
+            "webhooks": _hash([(one.name, sorted(one.events)) for one in settings.webhooks]),
+        }
+    return shared
+
+
+def _hash(value: object) -> str:
+    return f"#{hashlib.sha256(repr(value).encode()).hexdigest()[:8]}"
 
 
 def _check_exposure(settings: Settings) -> None:

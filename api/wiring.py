@@ -20,7 +20,7 @@ from api.outgoing import OwnAddresses, fetch_document, parse_servers
 from api.process import GC_THRESHOLD, HeapLoop, forbid_core_dumps, make_heap_acts
 from api.remoting.server import RemotingServer, open_door
 from api.setting_sections import TlsSettings, WebhookSettings, read_secrets
-from api.settings import Settings, show_settings
+from api.settings import Settings, shared_settings, show_settings
 from api.web.app import create_app, create_metrics_app
 from api.web.guard import is_loopback
 from api.web.health import make_readiness
@@ -81,13 +81,6 @@ class Embedding:
     face: Face
 
 
-SHARED = frozenset(
-    {"auto_create_groups", "check_after_seconds", "transaction_id_header", "topics.prefix", "topics.queues",
-     "topics.overridden",
-     "limits.message_bytes", "limits.pending_transactions", "quotas.pending_of_group", "quotas.parked_of_group",
-     "callbacks.allow_networks", "callbacks.prove_ownership", "settler.session_ms"}
-)  # fmt: skip
-"""Settings in which the processes of a bridge must not differ: what one takes another would refuse."""
 _PROJECTOR_ALONE = Roles(api=False, settler=False, projector=True)
 _PROJECTOR_NICENESS = 5  # where processors are short, search may lag; orders must not
 
@@ -265,8 +258,7 @@ class _Process:
         self._tracing = None if settings.traces.export == "off" else _open_tracing()
         self.node = Node(replace(kafka.back(database, self._open_caller), tracer=self._tracing), self._make_config())
         self._certificates: Certificates | None = None
-        shared = {one.name: one.value for one in show_settings(settings) if one.name in SHARED}
-        self._board = ProcessBoard(database, self._clock, self.node.owner, shared, self._note_calls)
+        self._board = ProcessBoard(database, self._clock, self.node.owner, self._note_calls)
         self._versions = VersionWatch(kafka.admin, settings.kafka, self._clock)
         self._doors: list[RemotingServer] = []
 
@@ -300,6 +292,7 @@ class _Process:
         await self._refuse_without_rights(roles)
         await self._own.run_once()
         await self.node.start(roles)
+        self._board.share(shared_settings(self._settings, is_called=roles.is_called, is_door=roles.remoting))
         if roles.is_called or roles.settler:
             self._kafka.store.open()
         self.node.run("own-addresses", self._own.run_forever())

@@ -35,6 +35,7 @@ from bridge.store.message_store import (
     OwnerStore,
     QueueReader,
 )
+from bridge.store.op_topic import DatabaseMark, SealWatch
 from checker.scheduler import CheckScheduler
 from tests.support.memory_world import make_cluster
 from tests.support.settler_world import NoDatabase
@@ -147,6 +148,7 @@ async def open_queue(records: Sequence[StoredMessage], max_batch_records: int) -
         clock,
         LogWatch(process.admin, InternalTopics(queues=1), clock, NoDatabase()),
         StableOffsetWatch(process.store, clock),
+        DatabaseMark(process.store, InternalTopics(queues=1), SealWatch()),
     )
     config = SettlerConfig(max_batch_records=max_batch_records)
     queue = OwnedQueue(BatchTarget(TOPICS, 0, "bench"), ports, config, QueueMemory(), QueueCounts())

@@ -46,7 +46,7 @@ from bridge.sql.engine import Database
 from bridge.sql.leases import LeaseHolder, SqlPullCheckStore
 from bridge.sql.rows import read_positions
 from bridge.store.message_store import MessageStore, OwnerStore, TopicAdmin
-from bridge.store.op_topic import SealedOwnerStore, SealWatch
+from bridge.store.op_topic import DatabaseMark, SealedOwnerStore, SealWatch, refuse_other_database
 from bridge.topology import TopologyGuard, load_seals
 from bridge.turns import Turns
 from checker.call import CheckCaller, CheckerConfig, LateCaller, Nonces
@@ -169,6 +169,7 @@ class Node:
         self.log = LogWatch(
             backing.admin, topics, clock, database, seals=self.seal_watch.seals, guard=self.guard
         )  # fmt: skip
+        self._mark = DatabaseMark(backing.store, topics, self.seal_watch)
         self.kafka_time = KafkaTime(clock)
         self.turns = Turns()
         self._make_service()
@@ -224,6 +225,8 @@ class Node:
             self.projector = self.make_projector()
             self.run("projector", self.projector.run_forever(), self.projector.stop)
         if roles.settler:
+            owners = self._seal(self.backing.owners)
+            await refuse_other_database(self.backing.store, owners, self._config.topics, self._mark)
             self._start_settler()
         if roles.is_called:
             self._start_called(roles)
@@ -295,7 +298,7 @@ class Node:
         destinations = backing.destinations or KnownTopics(backing.admin, backing.clock)
         ports = SettlerPorts(
             backing.store, self._seal(backing.owners), destinations, self.directory.times_of, observer, backing.clock,
-            self.log, self.stable_offsets, tracer=backing.tracer,
+            self.log, self.stable_offsets, self._mark, tracer=backing.tracer,
         )  # fmt: skip
         has_id_header = config.destinations.has_id_header
         return Settler(config.topics, config.owner, ports, config.settler, has_id_header=has_id_header)

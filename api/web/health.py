@@ -58,7 +58,7 @@ def make_readiness(
     """The checks of a process that has started, by name. `kafka_error`: what its clients complained of last."""
     checks: dict[str, ReadinessCheck] = {
         "kafka": lambda: _kafka(node.backing.admin, kafka_error),
-        "sql": lambda: check_sql(node.backing.database),
+        "sql": lambda: check_sql(node.backing.database, processes),
         "topology": lambda: _topology(node.guard),
         "op-records": lambda: _op_records(node.seal_watch),
         "log": lambda: _log(node.log),
@@ -97,14 +97,19 @@ async def _kafka(admin: TopicAdmin, kafka_error: Callable[[], str | None]) -> Ch
     return CheckResult(is_ok=True)
 
 
-async def check_sql(database: Database) -> CheckResult:
-    """Whether it answers, and whether nobody is sent away: one look may get in where others do not."""
+async def check_sql(database: Database, processes: ProcessBoard | None = None) -> CheckResult:
+    """Whether it answers, and whether nobody is sent away: one look may get in where others do not.
+
+    One that is read, and takes nothing, lets what needs no note go on: most prepares, and all ends.
+    """
     try:
         await database.read(read_positions)
     except SqlUnavailable as error:
         return CheckResult(is_ok=False, detail=str(error))
     if database.is_overloaded:
         return CheckResult(is_ok=False, detail="the database is overloaded: calls are sent away")
+    if processes is not None and processes.failure:
+        return CheckResult(is_ok=False, is_degraded=True, detail=f"nothing can be written: {processes.failure}")
     return CheckResult(is_ok=True)
 
 
@@ -125,7 +130,11 @@ async def _kafka_version(versions: VersionWatch) -> CheckResult:
 async def _op_records(seal_watch: SealWatch) -> CheckResult:
     forged = seal_watch.forged
     if forged:
-        return CheckResult(is_ok=False, is_degraded=True, detail=f"{forged} op records are not the owner's")
+        detail = (
+            f"{forged} op records are not the owner's: this process has another database than the settlers "
+            "(database_url), or somebody else writes to the topic"
+        )
+        return CheckResult(is_ok=False, is_degraded=True, detail=detail)
     return CheckResult(is_ok=True)
 
 

@@ -377,5 +377,5 @@ class ConsumerWatch:
             committed = await self._store.get_consume_offsets(group, list(stable))
         except StoreError:
             return None
-        behind = [max(0, stable[queue] - offset) for queue, offset in committed.items() if offset >= 0]
+        behind = [max(0, stable[queue] - found.offset) for queue, found in committed.items() if found.offset >= 0]
         return GroupLag(group, sum(behind)) if behind else None

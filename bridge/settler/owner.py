@@ -120,6 +120,7 @@ class OwnedQueue(QueueOwner):
             if (await ports.store.get_offsets(op_queue)).maximum != op.maximum:
                 raise StoreFenced("another owner has written meanwhile") from halted
             raise
+        await ports.mark.check([self.queue_id])
         await self._retry.recover()
         self._reader = ports.owners.open_reader(self._queue, self.state.s)
         reach(FaultPoint.TAKE_OVER_READ_JOURNAL)

@@ -16,6 +16,7 @@ from bridge.core.transaction import Transaction
 from bridge.log_watch import LogWatch, StableOffsetWatch
 from bridge.settler.bodies import KnownTopics, Loaded
 from bridge.store.message_store import LoadedHalf, MessageStore, OwnerStore
+from bridge.store.op_topic import DatabaseMark
 
 
 class _Noted(NamedTuple):
@@ -167,5 +168,6 @@ class SettlerPorts:
     clock: Clock
     log: LogWatch
     stable_offsets: StableOffsetWatch
+    mark: DatabaseMark
     times: SettleTimes = field(default_factory=SettleTimes)
     tracer: SettleTracer | None = None

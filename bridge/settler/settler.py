@@ -10,8 +10,14 @@ from enum import Enum
 import structlog
 
 from bridge.core.check_rules import Backoff
-from bridge.core.errors import BatchOutcomeUnknown, QueueHalted, StoreError, StoreFenced, UnknownRecordVersion
-from bridge.core.message import MessageQueue
+from bridge.core.errors import (
+    BatchOutcomeUnknown,
+    ConfigError,
+    QueueHalted,
+    StoreError,
+    StoreFenced,
+    UnknownRecordVersion,
+)
 from bridge.core.topics import InternalTopics
 from bridge.settler.batch import BatchTarget
 from bridge.settler.owner import OwnedQueue
@@ -76,6 +82,8 @@ class Settler:
         self._stop = asyncio.Event()
         self.status: dict[int, QueueStatus] = {}
         self._joined_at_ms: int | None = None
+        self._marked: set[int] = set()
+        self._refusal: ConfigError | None = None
 
     @property
     def times(self) -> SettleTimes:
@@ -95,13 +103,18 @@ class Settler:
         self._stop.set()
 
     async def run_forever(self) -> None:
-        """Joins the group, settles what it is given, joins again when membership is lost."""
+        """Joins the group, settles what it is given, joins again when membership is lost.
+
+        Raises ConfigError where it must not settle at all.
+        """
         backoff = Backoff(_FIRST_BACKOFF_MS, _LONGEST_BACKOFF_MS)
         noting = asyncio.create_task(self._put_consume_offsets())
         try:
             await self._run(backoff)
         finally:
             noting.cancel()
+        if self._refusal is not None:
+            raise self._refusal
 
     async def _run(self, backoff: Backoff) -> None:
         while not self._stop.is_set():
@@ -119,14 +132,13 @@ class Settler:
                 await member.close()
 
     async def _put_consume_offsets(self) -> None:
-        """Shows Kafka's lag tools how far the queues are; nothing depends on it."""
+        """Shows Kafka's lag tools how far the queues are; of the offsets nothing depends on it."""
         while True:
             await self._ports.clock.sleep_ms(_CONSUME_OFFSET_MS)
             for queue_id, status in list(self.status.items()):
                 if status.hold is Hold.OWNED:
-                    queue = MessageQueue(self._topics.half, queue_id)
                     with suppress(StoreError):
-                        await self._ports.store.put_consume_offset(self._topics.group, queue, status.s)
+                        await self._ports.mark.note(queue_id, status.s)
 
     async def _serve(self, member: GroupMember, on_change: Callable[[], None]) -> None:
         stopped = asyncio.create_task(self._stop.wait())
@@ -186,6 +198,11 @@ class Settler:
             except (QueueHalted, UnknownRecordVersion) as error:
                 status.hold, status.reason = Hold.HALTED, str(error)
                 pause_ms = await self._note_halt(queue_id, error, backoff)
+            except ConfigError as error:
+                status.hold, status.reason = Hold.HALTED, str(error)
+                self._refusal = error
+                self.stop()
+                return
             except StoreError as error:
                 status.hold, status.reason = Hold.TAKING_OVER, str(error)
                 _LOG.warning("queue_dropped", queue=queue_id, error=type(error).__name__, reason=str(error))
@@ -218,6 +235,9 @@ class Settler:
                 await self._pause(_FIRST_BACKOFF_MS, let_go)
                 return
             await queue.recover()
+            if queue_id not in self._marked and self._ports.mark.is_on:
+                await self._ports.mark.note(queue_id, queue.state.s)
+                self._marked.add(queue_id)
             status.take_overs += 1
             status.hold, status.reason = Hold.OWNED, None
             owned_at_ms = self._ports.clock.monotonic_ms()

@@ -314,7 +314,7 @@ class ProcessNote(NamedTuple):
 
 
 class ProcessBoard:
-    """What the processes of this bridge, this one too, noted lately. `settings`: of this process, as they are shown.
+    """What the processes of this bridge, this one too, noted lately.
 
     `note_calls`: numbers by group, that only those understand who note them, too.
     """
@@ -324,14 +324,18 @@ class ProcessBoard:
         database: Database,
         clock: Clock,
         owner: str,
-        settings: Mapping[str, str],
         note_calls: Callable[[], Mapping[str, Sequence[int]]] = dict,
     ) -> None:
         self._database = database
         self._clock = clock
-        self._own = ProcessNote(owner, 0, settings)
+        self._own = ProcessNote(owner, 0, {})
         self._note_calls = note_calls
         self._notes: list[ProcessNote] = []
+        self.failure = ""  # why the database has not taken the last note
+
+    def share(self, settings: Mapping[str, str]) -> None:
+        """What this process has of the settings that all must share, as they are shown."""
+        self._own = self._own._replace(settings=settings)
 
     def calls_of(self, group: str) -> list[Sequence[int]]:
         """What others have noted of their calls to the endpoints of a group, some seconds ago."""
@@ -365,7 +369,12 @@ class ProcessBoard:
         """Notes now, then reads what the others have noted. Raises SqlUnavailable."""
         before = self.describe()
         calls = json.dumps(self._note_calls())  # here: a thread of SQL would read what this one changes meanwhile
-        self._own, self._notes = await self._database.run(partial(self._exchange, calls=calls))
+        try:
+            self._own, self._notes = await self._database.run(partial(self._exchange, calls=calls))
+        except SqlUnavailable as error:
+            self.failure = str(error)
+            raise
+        self.failure = ""
         if (found := self.describe()) and found != before:
             _LOG.warning("processes_differ", found=found)
 

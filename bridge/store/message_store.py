@@ -110,6 +110,13 @@ class BatchResult(NamedTuple):
     last_stored_ms: int
 
 
+class Consumed(NamedTuple):
+    """What a group committed of a queue, -1 if nothing, and the text beside it."""
+
+    offset: int
+    note: str = ""
+
+
 class MessageStore(Protocol):
     """Plain puts and look-ups. Reads see committed messages only."""
 
@@ -154,12 +161,12 @@ class MessageStore(Protocol):
         """What the group committed; -1 if nothing."""
         ...
 
-    async def get_consume_offsets(self, group: str, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, int]:
-        """The same of several queues, for the price of one. Raises StoreError."""
+    async def get_consume_offsets(self, group: str, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, Consumed]:
+        """The same of several queues, for the price of one, with what was noted beside. Raises StoreError."""
         ...
 
-    async def put_consume_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
-        """Commits plainly; also backwards. Raises StoreError."""
+    async def put_consume_offset(self, group: str, queue: MessageQueue, offset: int, note: str = "") -> None:
+        """Commits plainly; also backwards. `note`: a text that is kept with it. Raises StoreError."""
         ...
 
 

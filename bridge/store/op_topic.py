@@ -1,6 +1,6 @@
 """The op topic as owners read and write it: positions, and records that are sealed."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -8,7 +8,7 @@ from functools import partial
 import structlog
 from msgspec.structs import replace as replace_members
 
-from bridge.core.errors import MalformedRecord, StoreTimeout
+from bridge.core.errors import ConfigError, MalformedRecord, StoreError, StoreTimeout
 from bridge.core.keyring import Keyring, OpSeals
 from bridge.core.message import Message, MessageQueue, Receipt, StoredMessage
 from bridge.core.op_message import POSITION_KEY, LogTopics, Position, decode_position, encode_position
@@ -149,6 +149,7 @@ class SealWatch:
     def __init__(self, seals: OpSeals | None = None) -> None:
         self.seals = seals or OpSeals(Keyring())
         self._forged: set[tuple[int, int]] = set()
+        self.met: set[int] = set()  # queues with such records
 
     @property
     def forged(self) -> int:
@@ -162,9 +163,72 @@ class SealWatch:
             place = (queue_id, message.queue_offset)
             if place not in self._forged:
                 _LOG.error("op_record_not_ours", queue=queue_id, offset=message.queue_offset)
+            self.met.add(queue_id)
             if len(self._forged) < _MOST_KNOWN:
                 self._forged.add(place)
         return value
+
+
+_PURPOSE = b"database"
+
+
+class DatabaseMark:
+    """Which database the settlers of a bridge have, noted in Kafka with each queue's consume offset.
+
+    What a settler with another database has written looks like a forger's, and would be decided and published again.
+    A forger cannot write this note: that takes the right to the group. Where it is lost, records say what they say.
+    """
+
+    def __init__(self, store: MessageStore, topics: InternalTopics, watch: SealWatch) -> None:
+        self._store = store
+        self._topics = topics
+        self._watch = watch
+
+    @property
+    def is_on(self) -> bool:
+        """Whether this database has a key."""
+        return not self._watch.seals.is_off
+
+    async def note(self, queue_id: int, s: int) -> None:
+        """Before anything is decided, and now and then. Raises StoreError."""
+        queue, texts = MessageQueue(self._topics.half, queue_id), self._own_texts()
+        await self._store.put_consume_offset(self._topics.group, queue, s, texts[0] if texts else "")
+
+    async def check(self, queue_ids: Collection[int]) -> None:
+        """Raises ConfigError where records that are not ours are those of another database, and StoreError."""
+        met = [queue_id for queue_id in queue_ids if queue_id in self._watch.met]
+        if met and (others := await self.find_others(met)):
+            raise ConfigError(
+                f"{self._topics.op}, queue {', '.join(map(str, others))}: settled with another database than this one, "
+                "and what that has published would be published again; give all processes of a bridge one "
+                "`database_url`, and every bridge a `topics.prefix` of its own; if the other database is lost, stop "
+                "all settlers, then run `outbox-bridge migrate` with an empty one"
+            )
+
+    async def find_others(self, queue_ids: Collection[int]) -> list[int]:
+        """Queues that a settler with another database has had last. Raises StoreError."""
+        if not (own := self._own_texts()):
+            return []
+        queues = [MessageQueue(self._topics.half, queue_id) for queue_id in queue_ids]
+        found = await self._store.get_consume_offsets(self._topics.group, queues)
+        return sorted(queue.queue_id for queue, consumed in found.items() if consumed.note not in ("", *own))
+
+    def _own_texts(self) -> list[str]:
+        keyring = self._watch.seals.keyring
+        return [f"database {keyring.begin(key_id, _PURPOSE).hexdigest()}" for key_id in keyring.key_ids]
+
+
+async def refuse_other_database(
+    store: MessageStore, owners: OwnerStore, topics: InternalTopics, mark: DatabaseMark
+) -> None:
+    """Before a settler joins the group: it would take queues from those that have the right database.
+
+    Raises ConfigError. Where Kafka does not tell now, whoever takes a queue over finds out.
+    """
+    with suppress(StoreError):
+        for queue_id in await mark.find_others(range(topics.queues)):
+            await find_position(store, owners, topics, queue_id)  # past what is not ours
+        await mark.check(range(topics.queues))
 
 
 class SealedOwnerStore:

@@ -6,7 +6,7 @@ import pytest
 
 from bridge.core.errors import StoreError
 from bridge.core.message import MessageQueue
-from bridge.store.message_store import GroupMember
+from bridge.store.message_store import Consumed, GroupMember
 from tests.contract.world import (
     DEADLINE_S,
     ContractWorld,
@@ -92,12 +92,13 @@ async def test_closed_member_is_told(world: ContractWorld) -> None:
 
 
 async def test_members_process_commits_plainly(world: ContractWorld) -> None:
-    """While a group has members, their process can still commit consume offsets plainly, for Kafka's lag tools."""
+    """While a group has members, their process can still commit consume offsets plainly, with a note."""
     topic, group = await make_topic(world, 1), fresh_name("group")
     member = world.process.owners.join_group(group, topic)
     await gain(member, {0})
-    await world.process.store.put_consume_offset(group, MessageQueue(topic, 0), 3)
-    assert await world.process.store.get_consume_offset(group, MessageQueue(topic, 0)) == 3
+    queue = MessageQueue(topic, 0)
+    await world.process.store.put_consume_offset(group, queue, 3, "note")
+    assert await world.process.store.get_consume_offsets(group, [queue]) == {queue: Consumed(3, "note")}
     await member.close()
 
 

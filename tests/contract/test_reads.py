@@ -4,7 +4,7 @@ import pytest
 
 from bridge.core.errors import StoreError
 from bridge.core.message import Message, MessageQueue
-from bridge.store.message_store import GetStatus
+from bridge.store.message_store import Consumed, GetStatus
 from tests.contract.world import (
     ContractWorld,
     fresh_name,
@@ -171,9 +171,9 @@ async def test_consume_offset_is_kept(world: ContractWorld) -> None:
     assert await store.get_consume_offset(group, queue) == -1
     await store.put_consume_offset(group, queue, 7)
     assert await store.get_consume_offset(group, queue) == 7
-    await store.put_consume_offset(group, queue, 3)
+    await store.put_consume_offset(group, queue, 3, "note")
     assert await store.get_consume_offset(group, queue) == 3
     assert await store.get_consume_offset(fresh_name("group"), queue) == -1
     other = MessageQueue(queue.topic, queue.queue_id + 1)
-    assert await store.get_consume_offsets(group, [other, queue]) == {other: -1, queue: 3}
+    assert await store.get_consume_offsets(group, [other, queue]) == {other: Consumed(-1), queue: Consumed(3, "note")}
     assert group in await world.process.admin.list_groups()

@@ -20,6 +20,7 @@ from bridge.settler.writer import QueueCounts, QueueMemory
 from bridge.store.memory.link import LogError, Step, StepKind
 from bridge.store.memory.process import MemoryProcess
 from bridge.store.message_store import QueueOffsets
+from bridge.store.op_topic import DatabaseMark, SealWatch
 from tests.simulation.stepped_log import INTERNAL, OP, Setting, SteppedOwners, Turn, World
 from tests.support.settler_world import NoDatabase, RecordingObserver
 
@@ -44,7 +45,7 @@ class Instance:
         self._ports = SettlerPorts(
             process.store, owners, KnownTopics(process.admin, world.clock), lambda _: _TIMES,
             RecordingObserver(), world.clock, LogWatch(process.admin, INTERNAL, world.clock, NoDatabase()),
-            StableOffsetWatch(process.store, world.clock),
+            StableOffsetWatch(process.store, world.clock), DatabaseMark(process.store, INTERNAL, SealWatch()),
         )  # fmt: skip
         self._work = self._run()
         self.hear(None)

@@ -32,7 +32,7 @@ from bridge.store.kafka.client import (
     make_store_error,
 )
 from bridge.store.kafka.options import POLL_S, ClientErrors, KafkaConfig, group_options, member_options
-from bridge.store.message_store import GroupChange, QueueOffsets
+from bridge.store.message_store import Consumed, GroupChange, QueueOffsets
 from bridge.turns import take_error
 
 # --- offsets of queues and of groups ---
@@ -92,7 +92,7 @@ class OffsetClient:
         """First offset whose timestamp is not before; -1 if there is none. Raises StoreError."""
         return await self._find(queue, OffsetSpec.for_timestamp(max(timestamp_ms, 0)), _UNCOMMITTED)
 
-    async def get_consume_offsets(self, group: str, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, int]:
+    async def get_consume_offsets(self, group: str, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, Consumed]:
         """What the group committed; -1 where nothing. Raises StoreError.
 
         A consumer asks, 60 ms with its beginning: an admin client that gets NOT_COORDINATOR for this request ends
@@ -101,11 +101,14 @@ class OffsetClient:
         places = await self._asker.run(lambda _, __: self._ask_coordinator(group, queues))
         if (error := next((place.error for place in places if place.error is not None), None)) is not None:
             raise make_store_error(error)
-        return {queue: max(place.offset, -1) for queue, place in zip(queues, places, strict=True)}
+        return {
+            queue: Consumed(max(place.offset, -1), place.metadata or "")
+            for queue, place in zip(queues, places, strict=True)
+        }
 
-    async def put_consume_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
+    async def put_consume_offset(self, group: str, queue: MessageQueue, offset: int, note: str = "") -> None:
         """Commits for a group without members; with some, Kafka takes it from them alone. Raises StoreError."""
-        wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(*queue, offset)])
+        wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(*queue, offset, note)])
         give_up_at = self._give_up_at()
         while (error := await self._try_put(wanted)) is not None:
             if not _is_worth_a_retry(error, give_up_at):
@@ -281,12 +284,12 @@ class KafkaGroupMember:
     def is_owned(self, queue_id: int) -> bool:
         return queue_id in self._owned
 
-    async def put_consume_offset(self, queue: MessageQueue, offset: int) -> None:
+    async def put_consume_offset(self, queue: MessageQueue, offset: int, note: str = "") -> None:
         """Commits plainly, as a member: while a group has members Kafka takes it from nobody else."""
         if self._is_closing:
             raise StoreUnavailable("the member has left its group")
         future: asyncio.Future[None] = self._loop.create_future()
-        self._commits.append(_Commit([TopicPartition(queue.topic, queue.queue_id, offset)], future))
+        self._commits.append(_Commit([TopicPartition(*queue, offset, note)], future))
         try:
             async with asyncio.timeout(self._config.read_timeout_ms / 1000):
                 await future

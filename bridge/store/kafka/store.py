@@ -12,7 +12,7 @@ from bridge.store.kafka.groups import KafkaGroupMember, OffsetClient
 from bridge.store.kafka.options import ClientErrors, KafkaConfig, Manner
 from bridge.store.kafka.producer import CLOSED, AppendClient
 from bridge.store.kafka.transactional_producer import KafkaBatchWriter, LimitOf, no_limit
-from bridge.store.message_store import GetResult, GetStatus, PutResult, QueueOffsets
+from bridge.store.message_store import Consumed, GetResult, GetStatus, PutResult, QueueOffsets
 
 MANY = 20  # messages of one call for which fuller requests are worth a wait
 BUSY = 16  # calls with fewer messages, all at once, for which they are worth one too
@@ -140,17 +140,17 @@ class KafkaMessageStore:
         return found if found >= 0 else (await self._offsets.get_offsets(queue)).maximum
 
     async def get_consume_offset(self, group: str, queue: MessageQueue) -> int:
-        return (await self._offsets.get_consume_offsets(group, [queue]))[queue]
+        return (await self._offsets.get_consume_offsets(group, [queue]))[queue].offset
 
-    async def get_consume_offsets(self, group: str, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, int]:
+    async def get_consume_offsets(self, group: str, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, Consumed]:
         return await self._offsets.get_consume_offsets(group, queues)
 
-    async def put_consume_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
+    async def put_consume_offset(self, group: str, queue: MessageQueue, offset: int, note: str = "") -> None:
         member = self._owners.find_member(group) if self._owners else None
         if member is not None:
-            await member.put_consume_offset(queue, offset)
+            await member.put_consume_offset(queue, offset, note)
         else:
-            await self._offsets.put_consume_offset(group, queue, offset)
+            await self._offsets.put_consume_offset(group, queue, offset, note)
 
     async def close(self) -> None:
         """Waits a little for puts in flight, then lets all clients go."""

@@ -9,7 +9,7 @@ from bridge.core.message import Message, MessageQueue
 from bridge.store.memory.link import Agenda, Code, LogError, Waiters
 from bridge.store.memory.log import MemoryLog
 from bridge.store.memory.partition import Appended, Stamp
-from bridge.store.message_store import GroupChange
+from bridge.store.message_store import Consumed, GroupChange
 
 # --- transaction coordinator of the in-memory log: transactional ids, epochs, markers; the older protocol (TV1) ---
 # An EndTxn names only producer id and epoch, and the epoch does not change between two Kafka transactions of one
@@ -183,7 +183,7 @@ class Group:
     """A consumer group: members in order of joining, owners of queues, offsets."""
 
     members: dict[str, Membership] = field(default_factory=dict)
-    offsets: dict[MessageQueue, int] = field(default_factory=dict)
+    offsets: dict[MessageQueue, Consumed] = field(default_factory=dict)
 
 
 class GroupCoordinator:
@@ -318,11 +318,11 @@ class GroupCoordinator:
         """Groups that have members or offsets."""
         return sorted(name for name, group in self._groups.items() if group.members or group.offsets)
 
-    def get_offset(self, group: str, queue: MessageQueue) -> int:
+    def get_offset(self, group: str, queue: MessageQueue) -> Consumed:
         """-1 if the group has committed none."""
-        return self._group(group).offsets.get(queue, -1)
+        return self._group(group).offsets.get(queue, Consumed(-1))
 
-    def put_offset(self, group: str, queue: MessageQueue, offset: int, client: str) -> None:
+    def put_offset(self, group: str, queue: MessageQueue, offset: Consumed, client: str) -> None:
         """Commits plainly. Raises LogError for an unknown queue, or if the group's members are of others."""
         self._log.find(queue)
         known = self._group(group)

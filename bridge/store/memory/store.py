@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 from bridge.clock import Clock
@@ -28,6 +29,7 @@ from bridge.store.memory.log import MemoryLog
 from bridge.store.memory.partition import Appended, Partition
 from bridge.store.message_store import (
     ClusterDescription,
+    Consumed,
     GetResult,
     GetStatus,
     GroupChange,
@@ -237,15 +239,16 @@ class MemoryStore:
         return await self._read(queue, look_up)
 
     async def get_consume_offset(self, group: str, queue: MessageQueue) -> int:
-        return await self._read(queue, lambda: self._cluster.groups.get_offset(group, queue))
+        return (await self.get_consume_offsets(group, [queue]))[queue].offset
 
-    async def get_consume_offsets(self, group: str, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, int]:
-        return {queue: await self.get_consume_offset(group, queue) for queue in queues}
+    async def get_consume_offsets(self, group: str, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, Consumed]:
+        find = self._cluster.groups.get_offset
+        return {queue: await self._read(queue, partial(find, group, queue)) for queue in queues}
 
-    async def put_consume_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
+    async def put_consume_offset(self, group: str, queue: MessageQueue, offset: int, note: str = "") -> None:
         step = Step(StepKind.CONSUME_OFFSET, self._link.client, group, queue)
         groups, client = self._cluster.groups, self._link.client
-        await self._ask(step, lambda: groups.put_offset(group, queue, offset, client))
+        await self._ask(step, lambda: groups.put_offset(group, queue, Consumed(offset, note), client))
 
     async def _put_to(self, queue: MessageQueue, messages: Sequence[Message]) -> list[PutResult]:
         """One request; a repeat of it, hidden in the client, appends nothing twice (idempotent producer)."""

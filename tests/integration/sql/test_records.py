@@ -372,7 +372,9 @@ async def test_processes_that_differ_are_named_by_each(database: Database) -> No
     clocks = [VirtualClock(), VirtualClock(), VirtualClock()]
     shared = {"topics.prefix": "", "limits.message_bytes": "1000"}
     others = [shared, shared, {**shared, "limits.message_bytes": "2000"}]
-    boards = [ProcessBoard(database, clock, name, has) for clock, name, has in zip(clocks, "abc", others, strict=True)]
+    boards = [ProcessBoard(database, clock, name) for clock, name in zip(clocks, "abc", strict=True)]
+    for board, has in zip(boards, others, strict=True):
+        board.share(has)
     for board in boards[:2] * 2:
         await board.run_once()
     assert [board.describe() for board in boards[:2]] == ["", ""]
@@ -389,8 +391,8 @@ async def test_processes_that_differ_are_named_by_each(database: Database) -> No
 async def test_process_hears_of_the_calls_that_others_make(database: Database) -> None:
     """Those of settlers, which a page of an api shows; one of an older version tells nothing."""
     clock, told = VirtualClock(), {"shop": [2, 5, 1]}
-    api = ProcessBoard(database, clock, "api", {})
-    settlers = [ProcessBoard(database, clock, name, {}, lambda: told) for name in ("one", "two")]
+    api = ProcessBoard(database, clock, "api")
+    settlers = [ProcessBoard(database, clock, name, lambda: told) for name in ("one", "two")]
     for board in (*settlers, api):
         await board.run_once()
     assert api.calls_of("shop") == [[2, 5, 1]] * 2
@@ -409,7 +411,7 @@ async def test_calls_are_noted_where_they_are_counted(database: Database) -> Non
         seen.append(threading.current_thread())
         return {}
 
-    await ProcessBoard(database, VirtualClock(), "one", {}, note).run_once()
+    await ProcessBoard(database, VirtualClock(), "one", note).run_once()
     assert seen == [threading.current_thread()]
 
 

@@ -2,9 +2,10 @@
 
 import asyncio
 import re
+import sqlite3
 import threading
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from sqlalchemy import Connection
 from api.console.site import make_site
 from api.web.app import create_app
 from api.web.health import _secrets, check_sql
+from api.web.request import CheckResult
 from bridge.clock import SystemClock
 from bridge.core.errors import SqlUnavailable
 from bridge.core.grants import Grant, Verb
@@ -29,7 +31,7 @@ from bridge.sql.access import MadeKey
 from bridge.sql.at_rest import SecretCipher, use_cipher
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database, SqlConfig
-from bridge.sql.identity import begin_seals
+from bridge.sql.identity import ProcessBoard, begin_seals
 from bridge.sql.tables import metadata, secrets
 from tests.support.api_fakes import FakeTransactions, make_services
 from tests.support.live_server import serve
@@ -121,6 +123,22 @@ async def test_overload_is_over_when_a_thread_has_been_free(database: Database) 
     await second.has_begun()
     assert (await check_sql(database)).is_ok
     await second.let_go()
+
+
+async def test_database_that_is_read_and_takes_nothing_is_told(database: Database, tmp_path: Path) -> None:
+    """Read-only after a switch-over, held by somebody, or full: pages look well, and nothing that is done is kept."""
+    board = ProcessBoard(database, SystemClock(), "one")
+    await board.run_once()
+    assert await check_sql(database, board) == CheckResult(is_ok=True)
+    with closing(sqlite3.connect(tmp_path / "bridge.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(SqlUnavailable):
+            await board.run_once()
+        told = await check_sql(database, board)
+    assert (told.is_ok, told.is_degraded) == (False, True)
+    assert told.detail.startswith("nothing can be written: ")
+    await board.run_once()
+    assert await check_sql(database, board) == CheckResult(is_ok=True)
 
 
 async def test_what_of_a_group_is_damaged_is_told_to_those_who_may_read_all(

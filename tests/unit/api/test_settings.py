@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from api.settings import SETTINGS_FILE, Origin, load_settings, show_settings
+from api.settings import SETTINGS_FILE, Origin, load_settings, shared_settings, show_settings
 from api.web.guard import is_loopback
 from bridge.core.errors import ConfigError
 
@@ -261,3 +261,29 @@ def test_name_that_only_looks_like_a_link_is_an_error(monkeypatch: pytest.Monkey
     monkeypatch.setenv(name, "8781")
     with pytest.raises(ConfigError, match=f"unknown environment variable {name}"):
         load_settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("[limits]\nbody_bytes = 2048\n", "limits.body_bytes"),
+        ("[[http.masks]]\ntopic = 'orders'\nheaders = ['iban']\n", "http.masks"),
+        (
+            "[http.tls]\ncert = 'c'\nkey = 'k'\nclient_ca = 'a'\n[auth.certificates]\n'DNS:a' = 'b'\n",
+            "auth.certificates",
+        ),
+        ("[audit]\ntopic = 'acts'\n", "audit.topic"),
+        ("[remoting]\nkey_from = ['KEYS']\n", "remoting.key_from"),
+    ],
+)
+def test_setting_in_which_called_processes_must_not_differ_is_compared(text: str, name: str) -> None:
+    """With a load balancer before them, whether a call is taken, or shows what is masked, would be chance. No name of a
+    person or a topic is in what is compared: whoever asks whether the process is ready reads it."""
+    before = shared_settings(load_settings(), is_called=True, is_door=True)
+    write(text)
+    after = shared_settings(load_settings(), is_called=True, is_door=True)
+    assert {one for one in before if before[one] != after[one]} == {name}
+    assert "iban" not in str(after)
+    assert "DNS" not in str(after)
+    settler = shared_settings(load_settings(), is_called=False, is_door=False)
+    assert name not in settler
