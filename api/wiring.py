@@ -292,7 +292,8 @@ class _Process:
         await self._refuse_without_rights(roles)
         await self._own.run_once()
         await self.node.start(roles)
-        self._board.share(shared_settings(self._settings, is_called=roles.is_called, is_door=roles.remoting))
+        shared = shared_settings(self._settings, is_called=roles.is_called, is_door=roles.remoting)
+        self._board.share(shared, [name for name in _ROLES if getattr(roles, name)])
         if roles.is_called or roles.settler:
             self._kafka.store.open()
         self.node.run("own-addresses", self._own.run_forever())

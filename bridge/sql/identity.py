@@ -298,6 +298,11 @@ _EVERY_MS = 10_000
 _GONE_MS = 30_000
 _FORGOTTEN_MS = 3_600_000
 MAX_APART_MS = 5_000
+_ROLES = "roles"
+_NEEDED = {
+    "settler": "nothing is published, rolled back or checked",
+    "projector": "search stands still, and repeats with an idempotency key are refused",
+}
 _NOW_MS = {
     "postgresql": "SELECT CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)",
     "sqlite": "SELECT CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
@@ -333,28 +338,34 @@ class ProcessBoard:
         self._notes: list[ProcessNote] = []
         self.failure = ""  # why the database has not taken the last note
 
-    def share(self, settings: Mapping[str, str]) -> None:
-        """What this process has of the settings that all must share, as they are shown."""
-        self._own = self._own._replace(settings=settings)
+    def share(self, settings: Mapping[str, str], roles: Sequence[str] = ()) -> None:
+        """What this process has of the settings that all must share, as they are shown, and what it does."""
+        self._own = self._own._replace(settings={**settings, _ROLES: " ".join(roles)})
 
     def calls_of(self, group: str) -> list[Sequence[int]]:
         """What others have noted of their calls to the endpoints of a group, some seconds ago."""
         return [other.calls[group] for other in self._notes if group in other.calls]
 
     def describe(self) -> str:
-        """How others differ from this process; nothing if none does."""
-        told: list[str] = []
+        """How others differ from this process, and what none does; nothing if all is well."""
+        told = self._find_idle()
         for other in self._notes:
             if abs(apart_ms := other.ahead_ms - self._own.ahead_ms) > MAX_APART_MS:
                 word = "ahead of" if apart_ms > 0 else "behind"
                 told.append(
                     f"the clock of {other.owner} is {abs(apart_ms) / 1000:.1f} s {word} that of {self._own.owner}"
                 )
-            for name in sorted(self._own.settings.keys() & other.settings.keys()):
+            for name in sorted(self._own.settings.keys() & other.settings.keys() - {_ROLES}):
                 here, there = self._own.settings[name], other.settings[name]
                 if here != there:
                     told.append(f"{name} is {there!r} in {other.owner}, and {here!r} in {self._own.owner}")
         return "; ".join(told)
+
+    def _find_idle(self) -> list[str]:
+        """Roles that no process has. One of an older version does not say what it does."""
+        notes = [note.settings.get(_ROLES, "") for note in (self._own, *self._notes)]
+        does = set(" ".join(notes).split()) if all(notes) else _NEEDED
+        return [f"no process has the role {role}: {_NEEDED[role]}" for role in _NEEDED if role not in does]
 
     async def run_forever(self) -> None:
         """Notes and looks until it is cancelled. What cannot be asked is left as it was known."""

@@ -388,6 +388,26 @@ async def test_processes_that_differ_are_named_by_each(database: Database) -> No
     assert "topics.prefix" not in a + b + c
 
 
+async def test_role_that_no_process_has_is_told(database: Database) -> None:
+    """A bridge without a settler takes prepares and answers none of their ends; one that has gone is missed soon. One
+    of an older version does not say what it does, so nothing is said of it."""
+    boards = {role: ProcessBoard(database, VirtualClock(), role) for role in ("api", "settler", "projector")}
+    for role, board in boards.items():
+        board.share({}, [role])
+    api = boards["api"]
+    await api.run_once()
+    assert ("role settler" in api.describe(), "role projector" in api.describe()) == (True, True)
+    for role in ("settler", "projector", "api"):
+        await boards[role].run_once()
+    assert api.describe() == ""
+    await database.run(lambda conn: conn.execute(sa.delete(processes).where(processes.c.owner == "settler")))
+    await api.run_once()
+    assert ("role settler" in api.describe(), "role projector" in api.describe()) == (True, False)
+    await ProcessBoard(database, VirtualClock(), "older").run_once()
+    await api.run_once()
+    assert api.describe() == ""
+
+
 async def test_process_hears_of_the_calls_that_others_make(database: Database) -> None:
     """Those of settlers, which a page of an api shows; one of an older version tells nothing."""
     clock, told = VirtualClock(), {"shop": [2, 5, 1]}
