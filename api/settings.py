@@ -273,7 +273,7 @@ _SHARED = frozenset(
      "limits.message_bytes", "limits.pending_transactions", "quotas.pending_of_group", "quotas.parked_of_group",
      "callbacks.allow_networks", "callbacks.prove_ownership", "settler.session_ms"}
 )  # fmt: skip
-_SHARED_BY_CALLED = frozenset({"limits.body_bytes", "limits.headers_per_message", "audit.topic"})
+_SHARED_BY_CALLED = frozenset({"limits.body_bytes", "limits.headers_per_message"})
 _SHARED_BY_DOORS = frozenset({"remoting.key_from", "remoting.dropped_properties"})
 
 
@@ -288,6 +288,7 @@ def shared_settings(settings: Settings, *, is_called: bool, is_door: bool) -> di
     if is_called:
         auth = settings.auth
         shared |= {
+            "[audit] topic": settings.audit.topic,
             "auth.issuers": _hash(auth.issuers),
             "auth.certificates": _hash(sorted(auth.certificates.items())),
             "http.masks": _hash(settings.http.masks),

@@ -314,6 +314,7 @@ class Failure(StrEnum):
     FORBIDDEN = "forbidden"  # the URL, or what its name resolves to
     DNS = "dns"
     REFUSED = "refused"  # no connection
+    NO_SOCKET = "no-socket"  # of ours: no file descriptor, port or memory is left for one
     TLS = "tls"
     TIMEOUT = "timeout"
     CLOSED = "closed"

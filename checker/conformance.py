@@ -64,6 +64,7 @@ REMEDIES: Mapping[Failure, str] = {
     Failure.FORBIDDEN: "Use https on port 443 or 8443, or list its network in callbacks.allow_networks.",
     Failure.DNS: "Correct the host name; the settlers' machines must be able to resolve it.",
     Failure.REFUSED: "Start the producer, or correct host and port; the settlers' machines must reach it.",
+    Failure.NO_SOCKET: "Raise `ulimit -n` of the settlers: nothing is wrong with the endpoint.",
     Failure.TLS: "Give the endpoint a certificate for its name that the settlers' machines trust.",
     Failure.TIMEOUT: "Answer faster, or raise check.call_timeout_seconds of the group.",
     Failure.CLOSED: "Answer each call before closing the connection.",

@@ -6,6 +6,7 @@ nothing an endpoint sends can reach another call.
 """
 
 import asyncio
+import errno
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -31,6 +32,7 @@ _MAX_HEADERS = 100
 _OVERHEAD_BYTES = 64 * 1024  # status lines, headers, chunk sizes
 _RESOLVERS = 64
 _FIRST_BYTES_S = 0.25
+_OURS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}  # says nothing of the endpoint
 _NO_TIMEOUT = ClientTimeout(total=None, connect=None, sock_read=None, sock_connect=None)
 
 Resolve = Callable[[str, int], Sequence[str]]
@@ -174,6 +176,8 @@ async def _read(response: aiohttp.ClientResponse, most: int) -> bytes | None:
 
 def _name_failure(error: aiohttp.ClientError) -> Failure:
     """Order matters: aiohttp's errors inherit from each other."""
+    if isinstance(error, OSError) and error.errno in _OURS:
+        return Failure.NO_SOCKET
     table: tuple[tuple[type[Exception] | tuple[type[Exception], ...], Failure], ...] = (
         ((aiohttp.ClientSSLError, aiohttp.ServerFingerprintMismatch), Failure.TLS),
         (aiohttp.ClientConnectorCertificateError, Failure.TLS),

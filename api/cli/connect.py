@@ -46,6 +46,7 @@ _PAGE = 100
 
 UrlOption = Annotated[str, typer.Option("--url", envvar="OUTBOX_BRIDGE_URL", help="Where the bridge listens.")]
 
+_ELSEWHERE = "Name such a process with --url or OUTBOX_BRIDGE_URL."
 _START = "Start it with `outbox-bridge dev`, or name another address with --url or OUTBOX_BRIDGE_URL."
 _OF_TLS = {
     "CERTIFICATE_VERIFY_FAILED": "Call it as its certificate does; OUTBOX_BRIDGE_CA_FILE names who signed that.",
@@ -182,6 +183,8 @@ def _refused(answer: httpx2.Response) -> CommandFailed:
         return _of_stranger(answer)
     code = _EXITS.get(answer.status_code, Exit.USAGE if slug == "invalid-request" else Exit.FAILED)
     reason += f" at {', '.join(places)}" if places else ""
+    if _is_elsewhere(problem):
+        return CommandFailed(Exit.UNREACHABLE, reason, _ELSEWHERE)
     return CommandFailed(code, reason, _remedy_of(slug), is_unknown=problem.get("outcome") == "unknown")
 
 
@@ -195,6 +198,13 @@ def _of_stranger(answer: httpx2.Response) -> CommandFailed:
         reason = f"{said}, and whether one did what was asked is not known"
         return CommandFailed(Exit.FAILED, reason, _LOOK, is_unknown=True)
     return CommandFailed(Exit.FAILED, said, _STRANGER)
+
+
+def _is_elsewhere(problem: Mapping[str, object]) -> bool:
+    """Whether a process answered that serves nobody: of what was asked for it knows nothing."""
+    from api.web.problems import NO_ROLE  # noqa: PLC0415  # slow to import, needed for errors only
+
+    return problem["detail"] == NO_ROLE
 
 
 def _remedy_of(slug: str) -> str:

@@ -92,6 +92,7 @@ FORBIDDEN = ProblemType(
     "Not permitted",
     "Grant the right (outbox-bridge key grant), or list the name in http.allowed_hosts, as `detail` says.",
 )
+NO_ROLE = "health and metrics alone are here: ask a process with the role `api`, at its `http.port`"
 NOT_FOUND = ProblemType("not-found", 404, "No such resource", "See /docs for the paths that exist.")
 METHOD_NOT_ALLOWED = ProblemType(
     "method-not-allowed", 405, "Method not allowed here", "Use a method of the Allow header."

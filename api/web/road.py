@@ -23,6 +23,7 @@ from api.web.openapi import Json
 from api.web.problems import (
     INTERNAL,
     METHOD_NOT_ALLOWED,
+    NO_ROLE,
     NOT_FOUND,
     UNAVAILABLE,
     Problem,
@@ -200,6 +201,7 @@ class Road:
         """`is_open`: nobody is asked who he is."""
         hot = [route for route in table if route.is_hot]  # all are POST, with one text in their paths at most
         self.table = table
+        self._no_path = NO_PATH if hot else Problem(NOT_FOUND, NO_ROLE)
         self._hot = {r.path.encode(): HotCall(r, r.path, b"") for r in hot if not r.param_convertors}
         self._hot_by_ends = [(*_cut(route.path_format), route) for route in hot if route.param_convertors]
         self.services = services
@@ -285,7 +287,7 @@ class Road:
                 request.route_name = request.route_name or route.path_format
                 allowed.add(route.method)
         if not allowed:
-            raise Rejected(NO_PATH)
+            raise Rejected(self._no_path)
         listed = ", ".join(sorted(allowed))
         detail = f"{request.method} is not possible here; allowed: {listed}"
         raise Rejected(Problem(METHOD_NOT_ALLOWED, detail, headers={"Allow": listed}))

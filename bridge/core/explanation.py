@@ -94,6 +94,7 @@ _SILENT = {
     "forbidden": "the address of its endpoint is not allowed",
     "dns": "the name of its endpoint cannot be resolved",
     "refused": "its endpoint took no connection",
+    "no-socket": "the bridge had no file descriptor, port or memory left for a connection to its endpoint",
     "tls": "its endpoint's TLS failed",
     "timeout": "its endpoint did not answer in time",
     "closed": "its endpoint closed the connection before it answered",

@@ -240,7 +240,8 @@ def test_deadline_passed_is_unknown_and_a_repeat_tells_the_truth(service: Runnin
 def test_process_without_the_api_role_serves_health_alone(service: RunningService) -> None:
     """The engine's port is no way around anything."""
     assert service.engine.get("/readyz").status_code == 200
-    check_problem(service.engine.get("/v1/transactions"), 404, "not-found")
+    problem = check_problem(service.engine.get("/v1/transactions"), 404, "not-found")
+    assert "ask a process with the role `api`" in problem["detail"]
 
 
 def test_request_id_of_the_caller_comes_back(service: RunningService) -> None:

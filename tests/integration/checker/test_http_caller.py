@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import resource
 import ssl
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -256,6 +257,20 @@ async def test_no_tls_on_the_other_side(start: Start) -> None:
     server = await start(plain)
     reply = await call(url_of(server, "shop.example", "https"), resolve=finding(["127.0.0.1"]), timeout_ms=SHORT_MS)
     assert reply.failure in {Failure.TLS, Failure.REFUSED, Failure.TIMEOUT, Failure.CLOSED}
+
+
+async def test_process_without_a_descriptor_left_does_not_blame_the_endpoint(start: Start) -> None:
+    """ "refused" would send its owner, and whoever is told of the group that fails, to look for a fault there."""
+    server = await start(answering(b"{}"))
+    caller = HttpCaller(LOOPBACK, SystemClock(), ssl_context=trusting_context(), resolve=finding(["127.0.0.1"]))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        reply = await caller.call(EndpointCall(url_of(server, "shop.example"), {}, b"{}", PATIENT_MS, 1024))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        await caller.close()
+    assert reply.failure is Failure.NO_SOCKET
 
 
 async def test_one_denied_address_and_nothing_is_sent(start: Start) -> None:

@@ -272,7 +272,7 @@ def test_name_that_only_looks_like_a_link_is_an_error(monkeypatch: pytest.Monkey
             "[http.tls]\ncert = 'c'\nkey = 'k'\nclient_ca = 'a'\n[auth.certificates]\n'DNS:a' = 'b'\n",
             "auth.certificates",
         ),
-        ("[audit]\ntopic = 'acts'\n", "audit.topic"),
+        ("[audit]\ntopic = 'acts'\n", "[audit] topic"),
         ("[remoting]\nkey_from = ['KEYS']\n", "remoting.key_from"),
     ],
 )

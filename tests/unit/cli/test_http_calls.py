@@ -10,6 +10,7 @@ import pytest
 
 from api.cli.connect import call, find_all
 from api.cli.output import CommandFailed, Exit
+from api.web.problems import NO_ROLE
 from bridge.broker.ports import choose_free_port
 from tests.support.canned_http import CannedServer
 from tests.unit.cli.conftest import Cli
@@ -76,6 +77,15 @@ def test_url_that_is_none_is_unreachable() -> None:
     with pytest.raises(CommandFailed) as caught:
         call("nonsense", "GET", "/x")
     assert caught.value.code is Exit.UNREACHABLE
+
+
+def test_process_that_serves_nobody_is_no_answer_about_a_transaction(bridge: CannedServer) -> None:
+    """--url names a settler: exit code 3 would tell a script that there is no such transaction."""
+    bridge.refuse("GET", "/x", 404, "not-found", NO_ROLE)
+    with pytest.raises(CommandFailed) as caught:
+        call(bridge.url, "GET", "/x")
+    assert caught.value.code is Exit.UNREACHABLE
+    assert "--url" in caught.value.remedy
 
 
 def test_stranger_is_told_from_a_bridge(bridge: CannedServer) -> None:
