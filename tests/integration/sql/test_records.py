@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import threading
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -27,7 +26,7 @@ from bridge.sql.bulk import insert_rows
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database, MalformedCursor
 from bridge.sql.groups import GroupDeletion, read_group
-from bridge.sql.identity import ProcessBoard, TopicIdentity, read_identity, record_identity
+from bridge.sql.identity import TopicIdentity, read_identity, record_identity
 from bridge.sql.leases import LeaseWatch, release_lease, take_lease
 from bridge.sql.projection import clear_projection
 from bridge.sql.redrive import JobState, RedriveJob, advance_job, claim_job, create_job, find_job, list_jobs, stop_job
@@ -41,7 +40,7 @@ from bridge.sql.rows import (
     move_position,
 )
 from bridge.sql.search import AGE_BOUNDS_S, add_pending, count_ages, cover, read_stats, recount_pending
-from bridge.sql.tables import audit, endpoints, group_counts, pending_ages, processes, transactions
+from bridge.sql.tables import audit, endpoints, group_counts, pending_ages, transactions
 from bridge.sql.transactions import find_many, read_positions, read_timeline
 from checker.call import sign_call
 from outbox.client.checks import SignatureVerifier
@@ -365,74 +364,6 @@ async def test_stopped_or_finished_job_is_not_claimed(database: Database) -> Non
     assert (found.state, found.updated_ms, found.counts) == (JobState.STOPPED, 120, {"done": 7})
     assert await database.read(lambda conn: list_jobs(conn, 5)) == [found]
     assert await database.read(lambda conn: find_job(conn, "job-2")) is None
-
-
-async def test_processes_that_differ_are_named_by_each(database: Database) -> None:
-    """Clocks more than 5 s apart, and settings that all must share; alike, or alone, nothing is said."""
-    clocks = [VirtualClock(), VirtualClock(), VirtualClock()]
-    shared = {"topics.prefix": "", "limits.message_bytes": "1000"}
-    others = [shared, shared, {**shared, "limits.message_bytes": "2000"}]
-    boards = [ProcessBoard(database, clock, name) for clock, name in zip(clocks, "abc", strict=True)]
-    for board, has in zip(boards, others, strict=True):
-        board.share(has)
-    for board in boards[:2] * 2:
-        await board.run_once()
-    assert [board.describe() for board in boards[:2]] == ["", ""]
-    await clocks[1].advance(7_000)
-    for board in boards * 2:
-        await board.run_once()
-    a, b, c = (board.describe() for board in boards)
-    assert ("the clock of b is 7." in a or "the clock of b is 6.9" in a, "ahead of that of a" in a) == (True, True)
-    assert "limits.message_bytes is '2000' in c, and '1000' in a" in a
-    assert ("behind that of b" in b, "behind" in c, "ahead of that of c" in c) == (True, False, True)
-    assert "topics.prefix" not in a + b + c
-
-
-async def test_role_that_no_process_has_is_told(database: Database) -> None:
-    """A bridge without a settler takes prepares and answers none of their ends; one that has gone is missed soon. One
-    of an older version does not say what it does, so nothing is said of it."""
-    boards = {role: ProcessBoard(database, VirtualClock(), role) for role in ("api", "settler", "projector")}
-    for role, board in boards.items():
-        board.share({}, [role])
-    api = boards["api"]
-    await api.run_once()
-    assert ("role settler" in api.describe(), "role projector" in api.describe()) == (True, True)
-    for role in ("settler", "projector", "api"):
-        await boards[role].run_once()
-    assert api.describe() == ""
-    await database.run(lambda conn: conn.execute(sa.delete(processes).where(processes.c.owner == "settler")))
-    await api.run_once()
-    assert ("role settler" in api.describe(), "role projector" in api.describe()) == (True, False)
-    await ProcessBoard(database, VirtualClock(), "older").run_once()
-    await api.run_once()
-    assert api.describe() == ""
-
-
-async def test_process_hears_of_the_calls_that_others_make(database: Database) -> None:
-    """Those of settlers, which a page of an api shows; one of an older version tells nothing."""
-    clock, told = VirtualClock(), {"shop": [2, 5, 1]}
-    api = ProcessBoard(database, clock, "api")
-    settlers = [ProcessBoard(database, clock, name, lambda: told) for name in ("one", "two")]
-    for board in (*settlers, api):
-        await board.run_once()
-    assert api.calls_of("shop") == [[2, 5, 1]] * 2
-    assert (api.calls_of("bank"), settlers[0].calls_of("shop")) == ([], [])
-    is_older = processes.c.owner == "one"
-    await database.run(lambda conn: conn.execute(sa.update(processes).where(is_older).values(calls=None)))
-    await api.run_once()
-    assert api.calls_of("shop") == [[2, 5, 1]]
-
-
-async def test_calls_are_noted_where_they_are_counted(database: Database) -> None:
-    """In the event loop: while SQL's thread reads them, another group may be counted for the first time."""
-    seen: list[threading.Thread] = []
-
-    def note() -> dict[str, list[int]]:
-        seen.append(threading.current_thread())
-        return {}
-
-    await ProcessBoard(database, VirtualClock(), "one", note).run_once()
-    assert seen == [threading.current_thread()]
 
 
 async def test_lease_belongs_to_one_until_it_ends(database: Database) -> None:
