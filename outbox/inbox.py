@@ -478,6 +478,7 @@ def _insert_new(conn: Connection, table: sa.Table, consumer: str, ids: Sequence[
     try:
         if conn.dialect.insert_executemany_returning:
             return set(conn.scalars(statement.returning(table.c.message_id), rows))
+        statement = statement.execution_options(preserve_rowcount=True)  # else it is read from a closed cursor
         return {row["message_id"] for row in rows if conn.execute(statement, row).rowcount == 1}
     except DBAPIError as error:
         raise_missing(error, conn, table, "make_inbox_table")

@@ -38,10 +38,10 @@ if TYPE_CHECKING:  # at run time it needs greenlet, which comes with `sqlalchemy
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 
-_LOCKED_OUT_STATES: Final = frozenset({"55P03", "40P01", "40001"})  # lock not available, deadlock, serialisation
-_LOCKED_OUT_NUMBERS: Final = frozenset({1205, 1213, 1020})  # the same in MariaDB and MySQL
+_MISSING: Final = frozenset({"42P01", 1146})
+_LOCKED_OUT: Final = frozenset({"55P03", "40P01", "40001", 1205, 1213, 1020})  # lock waited for, deadlock, changed
 _SQLITE_BUSY: Final = frozenset({5, 6})  # SQLITE_BUSY, SQLITE_LOCKED, whatever the extended part says
-_UNDOING_NUMBERS: Final = frozenset({1020, 1206, 1213})  # changed since it was read, too many locks, deadlock
+_UNDOING: Final = frozenset({1020, 1206, 1213})  # changed since it was read, too many locks, deadlock
 _LOCK_WAIT_TIMEOUT: Final = 1205
 _SQLITE_UNDOING: Final = frozenset({7, 9, 10, 13, 19})  # no memory, interrupted, I/O, disk full, constraint
 
@@ -212,24 +212,15 @@ def find_run(session: object, other: str) -> Callable[..., Awaitable[Any]]:
 
 def raise_missing(error: DBAPIError, conn: Connection, table: sa.Table, maker: str) -> None:
     """Raises TableMissing if that is what the error says."""
-    origin = error.orig
-    number = origin.args[0] if origin is not None and origin.args else None
-    is_missing = getattr(origin, "sqlstate", None) == "42P01" or number == 1146
-    if is_missing or str(number).startswith("no such table"):
+    if code_of(error.orig) in _MISSING or str(error.orig).startswith("no such table"):
         remedy = f"{maker}(Base.metadata) declares it for create_all and Alembic, `python -m outbox.ddl` shows its SQL"
         raise TableMissing(table.fullname, conn.dialect.name, remedy) from error
 
 
 def is_locked_out(error: DBAPIError) -> bool:
     """Whether a statement gave way to another transaction: nothing of it was done, and nothing is known."""
-    origin = error.orig
-    if getattr(origin, "sqlstate", None) in _LOCKED_OUT_STATES:
-        return True
-    code = getattr(origin, "sqlite_errorcode", None)
-    if code is not None:
-        return code & 0xFF in _SQLITE_BUSY
-    number = origin.args[0] if origin is not None and origin.args else None
-    return number in _LOCKED_OUT_NUMBERS
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    return code_of(error.orig) in _LOCKED_OUT if code is None else code & 0xFF in _SQLITE_BUSY
 
 
 def is_undone(error: BaseException, conn: Connection) -> bool:
@@ -240,17 +231,26 @@ def is_undone(error: BaseException, conn: Connection) -> bool:
     """
     match conn.dialect.name:
         case "postgresql":
-            return (getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)) is not None
+            return isinstance(code_of(error), str)
         case "sqlite":
             driver: Any = conn.connection.driver_connection
-            is_undoing = getattr(error, "sqlite_errorcode", 0) & 0xFF in _SQLITE_UNDOING
-            return is_undoing and not driver.in_transaction
+            return getattr(error, "sqlite_errorcode", 0) & 0xFF in _SQLITE_UNDOING and not driver.in_transaction
         case "mysql" | "mariadb":
-            number = error.args[0] if error.args else None
-            if number == _LOCK_WAIT_TIMEOUT:
+            code = code_of(error)
+            if code == _LOCK_WAIT_TIMEOUT:
                 return bool(_run(conn, "SELECT @@innodb_rollback_on_timeout")[0])
-            return number in _UNDOING_NUMBERS
+            return code in _UNDOING
     return False
+
+
+def code_of(error: BaseException | None) -> str | int | None:
+    """MariaDB's number, or PostgreSQL's SQLSTATE; None if the server has said neither. Drivers differ in its place."""
+    first = error.args[0] if error is not None and error.args else None
+    number = getattr(error, "errno", first)  # mariadb, mysql-connector; the others
+    if isinstance(number, int):
+        return number
+    state: str | None = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)  # psycopg, asyncpg; psycopg2
+    return first.get("C") if isinstance(first, dict) else state  # pg8000
 
 
 @lru_cache(maxsize=16)  # building it costs five times what executing it does, in every local transaction

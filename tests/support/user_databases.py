@@ -1,6 +1,8 @@
 """Databases as a user of `outbox` has them: an SQLite file, a real PostgreSQL, a real MariaDB; empty.
 
 def test_something(user_database: UserDatabase) -> None: ...   # on each of the three
+
+@pytest.mark.parametrize("user_database", ["psycopg2", "pg8000"], indirect=True)   # with other drivers
 """
 
 import gc
@@ -8,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from tests.support.mariadb import MariaServer
 from tests.support.postgres import PostgresServer
@@ -23,7 +26,7 @@ def mariadb() -> Iterator[MariaServer]:
 
 @pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
 def user_database(request: pytest.FixtureRequest, tmp_path: Path) -> UserDatabase:
-    """An empty database, on each of the three."""
+    """An empty database, on each of the three; or of PostgreSQL with the drivers that are named."""
     if request.param == "sqlite":
         file = tmp_path / "shop.db"
         return UserDatabase("sqlite", f"sqlite:///{file}", f"sqlite+aiosqlite:///{file}")
@@ -31,6 +34,8 @@ def user_database(request: pytest.FixtureRequest, tmp_path: Path) -> UserDatabas
         postgres: PostgresServer = request.getfixturevalue("postgres")
         url = postgres.create()
         return UserDatabase("postgresql", url, url)
+    if request.param in {"psycopg2", "pg8000"}:
+        return _with_driver(request.getfixturevalue("postgres").create(), request.param)
     return _on_mariadb(request.getfixturevalue("mariadb"))
 
 
@@ -52,3 +57,10 @@ def mortal_database(request: pytest.FixtureRequest) -> Iterator[MortalDatabase]:
 def _on_mariadb(server: MariaServer) -> UserDatabase:
     name = server.create()
     return UserDatabase("mariadb", server.url_of(name, "pymysql"), server.url_of(name, "aiomysql"))
+
+
+def _with_driver(url: str, driver: str) -> UserDatabase:
+    made = sa.make_url(url)
+    place = {"unix_sock": f"{made.query['host']}/.s.PGSQL.5432"} if driver == "pg8000" else made.query
+    urls = (made.set(drivername=f"postgresql+{driver}", query=place), made.set(drivername="postgresql+asyncpg"))
+    return UserDatabase("postgresql", *[each.render_as_string(hide_password=False) for each in urls])

@@ -26,6 +26,7 @@ IN_WORDS = {
     "Apache Software License": "Apache-2.0",
     "BSD License": "BSD",
     "DFSG approved": "MIT",  # no licence: said beside one
+    "GNU Library or Lesser General Public License (LGPL)": "LGPL-3.0-only",  # psycopg2, says its source
     "ISC License (ISCL)": "ISC",
     "MIT License": "MIT",
     "Mozilla Public License 2.0 (MPL 2.0)": "MPL-2.0",
