@@ -161,7 +161,11 @@ class Check(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """What a check asks about. `number`: one more than the transaction's answered checks. Messages as JSON."""
+    """What a check asks about. `number`: one more than the transaction's answered checks. Messages as JSON.
+
+    `born_ms`: when the half message was stored, by Kafka's clock. Endpoints compare it with their database's: by an api
+    process's own clock a committed local transaction could seem older than the question.
+    """
 
     transaction_id: str
     number: int
@@ -185,7 +189,7 @@ def make_check(transaction: Transaction, body: LoadedHalf, make_nonce: NonceMake
     half = body.half
     number = transaction.check_times + 1
     messages = [write_message(message) for message in body.messages]
-    subject = Subject(transaction.transaction_id, number, half.born_ms, half.idempotency_key, messages)
+    subject = Subject(transaction.transaction_id, number, transaction.appended_ms, half.idempotency_key, messages)
     return render_check(subject, make_nonce)._replace(trace=find_trace(body.messages[0].headers))
 
 

@@ -103,7 +103,8 @@ def render_claimed(group: str, claimed: Sequence[ClaimedCheck], make_nonce: Nonc
     def render(one: ClaimedCheck) -> Check:
         view, number, asked, _ = one
         shown = list(islice(texts, len(asked)))
-        return render_check(Subject(view.transaction_id, number, view.born_ms, view.idempotency_key, shown), make_nonce)
+        subject = Subject(view.transaction_id, number, view.appended_ms, view.idempotency_key, shown)
+        return render_check(subject, make_nonce)
 
     checks = yield from each_in_steps(claimed, render, lambda check: len(check.text))
     return encode_call(group, checks).encode()

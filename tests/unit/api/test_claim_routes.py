@@ -5,17 +5,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from bridge.clock import SystemClock
 from bridge.core.grants import Grant, Verb
+from bridge.core.measures import show_time
 from bridge.core.message import Message
 from bridge.service.access import AccessConfig, AccessService
 from bridge.service.contract import PrepareCall
 from bridge.service.operate import Who
 from bridge.sql.access import MadeKey
 from bridge.sql.engine import open_new_database
-from tests.support.api_fakes import FakeClaims, FakeTransactions, make_services
+from tests.support.api_fakes import BORN_MS, FakeClaims, FakeTransactions, make_services
 from tests.support.live_server import LiveServer, serve
 from tests.support.problems import check_problem, named_places
 
@@ -23,8 +25,10 @@ PATH = "/v1/producer-groups/orders/checks/claim"
 
 
 async def test_checks_are_shown_as_a_call_sends_them(live: LiveServer, fake: FakeTransactions) -> None:
-    """The same members, every value without loss; each nonce is another."""
+    """The same members, every value without loss; each nonce is another. Born is when the message was stored, whatever
+    the clock of the api process said."""
     await fake.prepare([PrepareCall("orders", [Message("orders.created", b"k", b"\xff")]) for _ in range(2)])
+    fake.views = {name: msgspec.structs.replace(view, born_ms=0) for name, view in fake.views.items()}
     answer = await live.client.post(PATH, json={})
     assert (answer.status_code, answer.headers["cache-control"]) == (200, "no-store")
     shown = answer.json()
@@ -33,6 +37,7 @@ async def test_checks_are_shown_as_a_call_sends_them(live: LiveServer, fake: Fak
         {"topic": "orders.created", "key": "k", "value_base64": "/w==", "headers": []}
     ]
     assert len({check["nonce"] for check in shown["checks"]}) == 2
+    assert {check["born_time"] for check in shown["checks"]} == {show_time(BORN_MS)}
     assert (await live.client.post(PATH)).json()["checks"] == []
 
 

@@ -52,9 +52,10 @@ def test_remark_never_costs_its_answer(remark: object, kept: str | None) -> None
 
 
 def test_call_has_exactly_the_shape_of_the_contract() -> None:
-    """Every member, in its order, nothing else."""
-    transaction = Transaction("tx-a", "orders", 1, 2, 3, check_times=2)
-    half = HalfMessage("tx-a", "orders", 1, 1_750_000_000_123, idempotency_key="k-1")
+    """Every member, in its order, nothing else. Born is when it was stored: the clock of an api process may be days
+    ahead, and a record written since would seem another run's."""
+    transaction = Transaction("tx-a", "orders", 1, 1_750_000_000_123, 3, check_times=2)
+    half = HalfMessage("tx-a", "orders", 1, 1_750_000_000_123 + 3 * 86_400_000, idempotency_key="k-1")
     message = Message("orders.created", b"42", b'{"total": 12.50}', [("source", b"shop")])
     check = make_check(transaction, carrying(half, [message]), lambda of, number: f"{number}-{of}-" + "r" * 22)
     assert encode_call("orders", [check]) == (
