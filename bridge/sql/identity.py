@@ -298,6 +298,7 @@ _EVERY_MS = 10_000
 _GONE_MS = 30_000
 _FORGOTTEN_MS = 3_600_000
 MAX_APART_MS = 5_000
+_MAX_AHEAD_MS = 60_000  # of the database's clock: there may be no other process. Endpoints allow calls five minutes
 _ROLES = "roles"
 _NEEDED = {
     "settler": "nothing is published, rolled back or checked",
@@ -336,6 +337,7 @@ class ProcessBoard:
         self._own = ProcessNote(owner, 0, {})
         self._note_calls = note_calls
         self._notes: list[ProcessNote] = []
+        self._has_own_clock = True  # what SQLite calls its clock is the process's
         self.failure = ""  # why the database has not taken the last note
 
     def share(self, settings: Mapping[str, str], roles: Sequence[str] = ()) -> None:
@@ -348,13 +350,12 @@ class ProcessBoard:
 
     def describe(self) -> str:
         """How others differ from this process, and what none does; nothing if all is well."""
-        told = self._find_idle()
+        told, own = self._find_idle(), self._own
+        if abs(own.ahead_ms) > _MAX_AHEAD_MS and self._has_own_clock:
+            told.append(_tell_apart(own.owner, own.ahead_ms, "the database"))
         for other in self._notes:
-            if abs(apart_ms := other.ahead_ms - self._own.ahead_ms) > MAX_APART_MS:
-                word = "ahead of" if apart_ms > 0 else "behind"
-                told.append(
-                    f"the clock of {other.owner} is {abs(apart_ms) / 1000:.1f} s {word} that of {self._own.owner}"
-                )
+            if abs(apart_ms := other.ahead_ms - own.ahead_ms) > MAX_APART_MS:
+                told.append(_tell_apart(other.owner, apart_ms, own.owner))
             for name in sorted(self._own.settings.keys() & other.settings.keys() - {_ROLES}):
                 here, there = self._own.settings[name], other.settings[name]
                 if here != there:
@@ -393,6 +394,7 @@ class ProcessBoard:
         begun_ms = self._clock.now_ms()
         now_ms: int = conn.execute(sa.text(_NOW_MS[conn.dialect.name])).scalar_one()
         own = self._own._replace(ahead_ms=(begun_ms + self._clock.now_ms()) // 2 - now_ms)
+        self._has_own_clock = conn.dialect.name != "sqlite"
         settings = json.dumps(own.settings)
         values = {"seen_ms": now_ms, "ahead_ms": own.ahead_ms, "settings": settings, "calls": calls}
         upsert = make_upsert(conn, processes).values(owner=own.owner, **values)
@@ -403,3 +405,8 @@ class ProcessBoard:
         return own, [
             ProcessNote(r.owner, r.ahead_ms, json.loads(r.settings), json.loads(r.calls or "{}")) for r in rows
         ]
+
+
+def _tell_apart(owner: str, apart_ms: int, other: str) -> str:
+    word = "ahead of" if apart_ms > 0 else "behind"
+    return f"the clock of {owner} is {abs(apart_ms) / 1000:.1f} s {word} that of {other}"

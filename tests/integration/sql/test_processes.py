@@ -1,18 +1,21 @@
 """What the processes of a bridge note of themselves, and hear of each other."""
 
+import re
 import threading
 
 import sqlalchemy as sa
 
+from bridge.clock import SystemClock
 from bridge.sql.engine import Database
 from bridge.sql.identity import ProcessBoard
 from bridge.sql.tables import processes
+from tests.support.postgres import PostgresServer
 from tests.support.virtual_time import VirtualClock
 
 
 async def test_processes_that_differ_are_named_by_each(database: Database) -> None:
     """Clocks more than 5 s apart, and settings that all must share; alike, or alone, nothing is said."""
-    clocks = [VirtualClock(), VirtualClock(), VirtualClock()]
+    clocks = [VirtualClock(SystemClock().now_ms()) for _ in range(3)]
     shared = {"topics.prefix": "", "limits.message_bytes": "1000"}
     others = [shared, shared, {**shared, "limits.message_bytes": "2000"}]
     boards = [ProcessBoard(database, clock, name) for clock, name in zip(clocks, "abc", strict=True)]
@@ -31,10 +34,27 @@ async def test_processes_that_differ_are_named_by_each(database: Database) -> No
     assert "topics.prefix" not in a + b + c
 
 
+async def test_process_alone_with_its_clock_is_told(postgres: PostgresServer) -> None:
+    """Where all processes have the clock of one machine none differs from another, and endpoints refuse their calls."""
+    database = Database(postgres.create_migrated())
+    try:
+        now_ms = SystemClock().now_ms()
+        told = dict[str, str]()
+        for name, start_ms in {"behind": now_ms - 3_600_000, "ahead of": now_ms + 3_600_000, "": now_ms}.items():
+            board = ProcessBoard(database, VirtualClock(start_ms), "a")
+            board.share({}, ["settler", "projector"])
+            await board.run_once()
+            told[name] = re.sub(r"3[56]\d\d\.\d", "N", board.describe())
+        assert told == {name: f"the clock of a is N s {name} that of the database" if name else "" for name in told}
+    finally:
+        await database.close()
+
+
 async def test_role_that_no_process_has_is_told(database: Database) -> None:
     """A bridge without a settler takes prepares and answers none of their ends; one that has gone is missed soon. One
     of an older version does not say what it does, so nothing is said of it."""
-    boards = {role: ProcessBoard(database, VirtualClock(), role) for role in ("api", "settler", "projector")}
+    clock = VirtualClock(SystemClock().now_ms())
+    boards = {role: ProcessBoard(database, clock, role) for role in ("api", "settler", "projector")}
     for role, board in boards.items():
         board.share({}, [role])
     api = boards["api"]
@@ -46,7 +66,7 @@ async def test_role_that_no_process_has_is_told(database: Database) -> None:
     await database.run(lambda conn: conn.execute(sa.delete(processes).where(processes.c.owner == "settler")))
     await api.run_once()
     assert ("role settler" in api.describe(), "role projector" in api.describe()) == (True, False)
-    await ProcessBoard(database, VirtualClock(), "older").run_once()
+    await ProcessBoard(database, clock, "older").run_once()
     await api.run_once()
     assert api.describe() == ""
 
