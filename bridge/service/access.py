@@ -91,6 +91,7 @@ class AccessService:
         self._admin = {} if config.admin_key is None else _make_static(config.admin_key)
         self.issuers = None if config.fetch is None else Issuers(config.issuers, config.fetch, clock)
         self._callers: dict[str, Caller] = {}
+        self._over: set[str] = set()  # keys that had expired at the last look
         self._until_ms: float = math.inf  # when the first of the tokens among them is to be looked at again
         self._used: dict[str, int] = {}
         self._noted_ms = clock.monotonic_ms()
@@ -163,17 +164,20 @@ class AccessService:
 
     def _forget_over(self) -> None:
         now_ms = self._clock.now_ms()
-        is_over = [key.expires_ms is not None and key.expires_ms <= now_ms for key in self._snapshot.keys.values()]
-        if any(is_over) or self._until_ms <= now_ms:
+        if self._find_over(self._snapshot, now_ms) != self._over or self._until_ms <= now_ms:
             self._take(self._snapshot)
 
     def _take(self, snapshot: AccessSnapshot) -> None:
-        now_ms = self._clock.now_ms()
-        live = {i: k for i, k in snapshot.keys.items() if k.expires_ms is None or k.expires_ms > now_ms}
-        self._snapshot = AccessSnapshot(snapshot.version, live, snapshot.rights)
+        self._snapshot = snapshot
+        self._over = self._find_over(snapshot, self._clock.now_ms())
         self._callers.clear()
         self._until_ms = math.inf
         self.generation += 1
+
+    @staticmethod
+    def _find_over(snapshot: AccessSnapshot, now_ms: int) -> set[str]:
+        """Keys that have expired. They stay known: a clock that is ahead may be set back."""
+        return {i for i, key in snapshot.keys.items() if key.expires_ms is not None and key.expires_ms <= now_ms}
 
     async def run_forever(self) -> None:
         """Until cancelled. Who is over is forgotten in time, however long the database takes to answer."""

@@ -183,6 +183,23 @@ async def test_key_expires(world: AccessWorld) -> None:
     assert world.first.generation > generation
 
 
+async def test_key_that_seemed_over_while_the_clock_was_ahead_is_taken_again(
+    world: AccessWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing in the database changes by it, so nothing is read anew. It expires when its time has come."""
+    made = await world.make_key(life_ms=DAY_MS)
+    right_ms = world.clock.now_ms
+    monkeypatch.setattr(world.clock, "now_ms", lambda: right_ms() + 2 * DAY_MS)
+    await world.first.refresh()
+    assert world.first.identify(made.text) is None
+    monkeypatch.undo()
+    await world.first.refresh()
+    assert world.first.identify(made.text) is not None
+    await world.clock.advance(DAY_MS)
+    await world.first.refresh()
+    assert world.first.identify(made.text) is None
+
+
 async def test_key_expires_in_time_while_the_database_takes_its_time(world: AccessWorld) -> None:
     """Nothing of it has to be asked for."""
     made = await world.make_key(life_ms=60_000)
