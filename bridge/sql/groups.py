@@ -73,13 +73,14 @@ class GroupDeletion(Enum):
 class Snapshot:
     """All groups at a version; `next_expiry_ms`: when a secret stops signing. `damaged`: what cannot be decrypted, and
     is left out: no secret signs, or an endpoint is not asked, of these groups alone. `accepts_prepares` False: an
-    operator has switched them off for all groups."""
+    operator has switched them off for all groups. `read_ms`: when, by the clock of whoever read it."""
 
     version: int = -1
     groups: Mapping[str, ProducerGroup] = field(default_factory=dict)
     next_expiry_ms: int | None = None
     damaged: Sequence[str] = ()
     accepts_prepares: bool = True
+    read_ms: int = 0
 
     @cached_property
     def has_leases(self) -> bool:
@@ -194,7 +195,8 @@ def read_snapshot(conn: Connection, known: Snapshot, now_ms: int) -> Snapshot:
     row = conn.execute(sa.select(directory_version.c.version, directory_version.c.accepts_prepares)).one_or_none()
     version, accepts_prepares = row or (0, 1)
     is_expired = known.next_expiry_ms is not None and known.next_expiry_ms <= now_ms
-    if version == known.version and not is_expired:
+    is_set_back = now_ms < known.read_ms  # the clock: secrets that had stopped may sign again
+    if version == known.version and not (is_expired or is_set_back):
         return known
     rows = conn.execute(sa.select(producer_groups).order_by(producer_groups.c.name)).all()
     damaged: list[str] = []
@@ -205,7 +207,7 @@ def read_snapshot(conn: Connection, known: Snapshot, now_ms: int) -> Snapshot:
         row.name: _make_group(row, urls.get(row.name, ()), [secret for secret, _ in signing.get(row.name, ())])
         for row in rows
     }
-    return Snapshot(version, groups, min(expiries, default=None), damaged, bool(accepts_prepares))
+    return Snapshot(version, groups, min(expiries, default=None), damaged, bool(accepts_prepares), now_ms)
 
 
 def read_group(conn: Connection, name: str, now_ms: int, damaged: list[str] | None = None) -> ProducerGroup | None:

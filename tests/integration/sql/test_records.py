@@ -94,6 +94,20 @@ async def test_old_secret_signs_for_a_day_more(directory: SqlDirectory, clock: V
     assert await directory.rotate_secret("nobody") is None
 
 
+async def test_old_secret_signs_again_once_a_clock_that_was_ahead_is_set_back(
+    directory: SqlDirectory, clock: VirtualClock
+) -> None:
+    """Nothing in the database changes by it; endpoints that know the old one alone would refuse all calls."""
+    first = (await directory.put_group("shop", DEFAULT_SETTINGS, [])).secret
+    second = await directory.rotate_secret("shop")
+    clock.shift_wall_clock(48 * HOUR_MS)
+    await directory.refresh()
+    assert secrets_of(directory) == [second]
+    clock.shift_wall_clock(-48 * HOUR_MS)
+    await directory.refresh()
+    assert secrets_of(directory) == [second, first]
+
+
 async def test_so_many_secrets_sign_as_receivers_take(directory: SqlDirectory) -> None:
     """Whoever rotates in a circle gets the newest; calls do not grow without end, and the others are forgotten."""
     made = [(await directory.put_group("shop", DEFAULT_SETTINGS, [])).secret]
