@@ -31,7 +31,7 @@ from sqlalchemy.util import ScopedRegistry
 
 from outbox.client.checks import Check, Tell
 from outbox.client.errors import LocalTransactionBarred, Misuse, OutboxConfigError, TableMissing
-from outbox.client.listener import Resolution
+from outbox.client.listener import Answered, Remarked, Resolution
 from outbox.tables import BARRED, CLEANED, CLEANED_ID, WRITTEN, make_record_table
 
 if TYPE_CHECKING:  # at run time it needs greenlet, which comes with `sqlalchemy[asyncio]` only
@@ -317,6 +317,8 @@ def _run(conn: Connection, command: str) -> Sequence[Any]:
 
 
 _DAY_MS: Final = 86_400_000
+_EARLY: Final = Remarked(Resolution.UNKNOWN, "its record is older than the prepare: an earlier run's, or a clock is wrong")
+_GONE: Final = Remarked(Resolution.UNKNOWN, "its record may have been cleaned away: it is old, or a clock was ahead")
 _RESOLUTIONS: Final = {WRITTEN: Resolution.COMMIT, BARRED: Resolution.ROLLBACK}
 
 
@@ -456,7 +458,7 @@ def _look_up(conn: Connection, table: sa.Table, config: RecordConfig, checks: Se
         missing = [check for check in missing if check.born_ms <= horizon_ms]
         missing += _tell_known(conn, table, config, barrable, tell)[0]
     for check in missing:
-        tell(check, Resolution.UNKNOWN)
+        tell(check, Resolution.UNKNOWN if check.born_ms > horizon_ms else _GONE)
 
 
 def _tell_known(
@@ -470,10 +472,10 @@ def _tell_known(
     return [check for check in checks if check.transaction_id not in states], horizon_ms
 
 
-def _resolve(found: RecordState, earliest_ms: int) -> Resolution:
+def _resolve(found: RecordState, earliest_ms: int) -> Answered:
     """What a local transaction wrote before then was another run's, of an idempotency key that the bridge has forgotten
     since: it does not say that anything is to be published once more."""
-    return Resolution.UNKNOWN if found.state == WRITTEN and found.at_ms < earliest_ms else _RESOLUTIONS[found.state]
+    return _EARLY if found.state == WRITTEN and found.at_ms < earliest_ms else _RESOLUTIONS[found.state]
 
 
 def _bar(conn: Connection, table: sa.Table, config: RecordConfig, checks: Sequence[Check]) -> None:

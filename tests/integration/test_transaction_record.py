@@ -11,7 +11,7 @@ from outbox.client.errors import LocalTransactionBarred, OutboxConfigError
 from outbox.client.listener import Resolution
 from outbox.tables import make_record_table
 from outbox.transaction_record import AsyncTransactionRecord, RecordConfig, TransactionRecord
-from tests.support.record_checks import ask, make_check
+from tests.support.record_checks import ask, ask_why, make_check
 from tests.support.user_database import UserDatabase
 
 COMMIT, ROLLBACK, UNKNOWN = Resolution.COMMIT, Resolution.ROLLBACK, Resolution.UNKNOWN
@@ -189,6 +189,7 @@ def test_record_of_days_before_is_of_another_run(record: TransactionRecord, engi
     with orm.Session(engine) as session, pytest.raises(LocalTransactionBarred):
         record.write(session, "kept", "orders")
     assert ask(record, engine, "kept", "gone", born_ms=at_ms + 8 * DAY_MS) == [UNKNOWN, ROLLBACK]
+    assert "a clock is wrong" in ask_why(record, engine, "kept", at_ms + 8 * DAY_MS)
     assert ask(record, engine, "kept", born_ms=at_ms + DAY_MS) == [COMMIT]  # clocks may be a day apart
 
 
@@ -207,5 +208,6 @@ def test_cleaning_forgets_without_lying(user_database: UserDatabase) -> None:
     assert [record.clean(engine) for _ in range(3)] == [3, 2, 0]
     assert ask(record, engine, "old-1", born_ms=now_ms - 15 * DAY_MS) == [UNKNOWN]
     assert ask(record, engine, "old-1", born_ms=now_ms - 13 * DAY_MS - 60_000) == [UNKNOWN]
+    assert "a clock was ahead" in ask_why(record, engine, "old-1", now_ms - 15 * DAY_MS)
     assert ask(record, engine, "new", "young", born_ms=now_ms - 12 * DAY_MS) == [COMMIT, ROLLBACK]
     engine.dispose()

@@ -2,11 +2,12 @@
 
 import threading
 import time
+from collections.abc import Sequence
 
 import sqlalchemy as sa
 
 from outbox.client.checks import Check
-from outbox.client.listener import Resolution
+from outbox.client.listener import Answered, Resolution, read_answered
 from outbox.transaction_record import TransactionRecord
 
 YOUNG_MS = time.time_ns() // 1_000_000  # born after any cleaning
@@ -24,10 +25,21 @@ def ask(
     is_trial: bool = False,
 ) -> list[Resolution]:
     """The answers to one call, in the order of the ids; each must be there."""
-    told: dict[str, Resolution] = {}
     checks = [make_check(transaction_id, born_ms, is_trial=is_trial) for transaction_id in transaction_ids]
-    record.answers(engine)(checks, lambda check, resolution: told.update({check.transaction_id: resolution}))
-    return [told[transaction_id] for transaction_id in transaction_ids]
+    told = _ask(record, engine, checks)
+    return [read_answered(told[transaction_id])[0] for transaction_id in transaction_ids]
+
+
+def ask_why(record: TransactionRecord, engine: sa.Engine, transaction_id: str, born_ms: int) -> str:
+    """The remark of the answer; empty if it has none."""
+    told = _ask(record, engine, [make_check(transaction_id, born_ms)])
+    return read_answered(told[transaction_id])[1] or ""
+
+
+def _ask(record: TransactionRecord, engine: sa.Engine, checks: Sequence[Check]) -> dict[str, Answered]:
+    told: dict[str, Answered] = {}
+    record.answers(engine)(checks, lambda check, answered: told.update({check.transaction_id: answered}))
+    return told
 
 
 def ask_until_known(record: TransactionRecord, engine: sa.Engine, transaction_id: str) -> Resolution:
