@@ -15,7 +15,7 @@ from bridge.core.op_message import LogTopics
 from bridge.core.topics import InternalTopics, Role, least_rights
 from bridge.giving_up import GivingUp, Loss
 from bridge.log_watch import REMEDY
-from bridge.sql.engine import Database, upgrade
+from bridge.sql.engine import Database, Revisions, upgrade
 from bridge.sql.identity import read_identity
 from bridge.store.op_topic import SealedOwnerStore, SealWatch, begin_queues
 from bridge.topology import (
@@ -38,6 +38,13 @@ _COORDINATOR_TRIES, _COORDINATOR_PAUSE_S = 40, 0.25
 Confirm = Callable[[Sequence[Loss]], bool]
 
 
+def tell_tables(before: Revisions) -> str:
+    """What became of tables that were found so."""
+    if before.is_newer:
+        return f"tables are at revision {before.current}, which a later release made: they were left alone"
+    return "tables are up to date" if before.is_current else f"tables were brought to revision {before.needed}"
+
+
 async def migrate(settings: Settings, confirm: Confirm | None = None) -> list[str]:
     """Tables to their newest form, internal topics and first positions where this bridge never ran; what was done,
     line by line.
@@ -50,7 +57,7 @@ async def migrate(settings: Settings, confirm: Confirm | None = None) -> list[st
     with _kept_from_others():
         before = await asyncio.to_thread(upgrade, settings.sql_url())
     topics, clock = internal_topics(settings), SystemClock()
-    done = ["tables are up to date" if before.is_current else f"tables were brought to revision {before.needed}"]
+    done = [tell_tables(before)]
     async with open_stores(settings) as (kafka, database):
         seal_watch = SealWatch()
         owners = SealedOwnerStore(kafka.owners, topics.op, seal_watch)

@@ -74,8 +74,8 @@ REMEDIES: Mapping[Failure, str] = {
     Failure.REDIRECT: "Register the final URL; redirects are not followed.",
     Failure.RATE_LIMITED: "Do not limit the rate of checks.",
     Failure.GONE: "Take the endpoint out of the group, or let it answer again.",
-    Failure.STATUS: "Answer 200 to every call with a valid signature. 401 often means another secret, or clocks that are "
-    "minutes apart, 404 another path, 503 a database that is away or locked.",
+    Failure.STATUS: "Answer 200 to every call with a valid signature. 401 often means another secret, or clocks that "
+    "are minutes apart, 404 another path, 503 a database that is away or locked.",
 }
 _SHAPE = 'Answer {"resolutions": [{"transaction_id", "nonce", "resolution"}]} with exactly these members.'
 _LOOK_UP = "Look the transaction up: COMMIT only what the local transaction has committed."

@@ -317,7 +317,7 @@ def _run(conn: Connection, command: str) -> Sequence[Any]:
 
 
 _DAY_MS: Final = 86_400_000
-_EARLY: Final = Remarked(Resolution.UNKNOWN, "its record is older than the prepare: an earlier run's, or a clock is wrong")
+_EARLY: Final = Remarked(Resolution.UNKNOWN, "its record is older than it: an earlier run's, or a clock is wrong")
 _GONE: Final = Remarked(Resolution.UNKNOWN, "its record may have been cleaned away: it is old, or a clock was ahead")
 _RESOLUTIONS: Final = {WRITTEN: Resolution.COMMIT, BARRED: Resolution.ROLLBACK}
 
