@@ -48,7 +48,7 @@ def _read_options() -> argparse.Namespace:
         "--upgrade-from",
         default=sys.executable,
         metavar="PYTHON",
-        help="that has the release before installed: half of the kills meet it, then it is replaced process by process",
+        help="that has the release before installed: kills meet it, the upgrade, the roll-back, and the upgrade again",
     )
     parser.add_argument("--evidence", type=Path, help="folder for the report")
     parser.add_argument("--planted", default="", choices=PLANTED, help="a bug to build in; the verdict must be BAD")

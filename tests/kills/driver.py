@@ -54,6 +54,7 @@ _REST_S = 120.0
 _LOOK_S = 0.1
 _PROGRESS, _PATIENCE_S = 15, 5.0
 _MOST_SHOWN = 20
+_FORTH, _BACK, _FORTH_AGAIN = 1 / 3, 2 / 3, 5 / 6  # of the kills
 
 Tell = Callable[[str], None]
 
@@ -180,21 +181,26 @@ class Run:
                 continue
             if act.is_kill:
                 self._note_kill(act.target, stage)
-            if 2 * self._killed.total() >= self._size.kills:
-                self._begin_upgrade(stage)
+            self._choose_release(stage)
             stage.carry_out(act)
             (down.add if act.is_kill else down.discard)(act.target)
 
-    def _begin_upgrade(self, stage: Stage) -> None:
-        """From now on what starts is of this release; its tables are made under the load."""
-        if stage.bridge.python != sys.executable:
-            stage.bridge.python = sys.executable
+    def _choose_release(self, stage: Stage) -> None:
+        """What starts from now on is of this release after a third of the kills, again of the one before after another,
+        and of this one towards the end. Tables are made under the load, and stay."""
+        share = self._killed.total() / self._size.kills
+        self._go_over(stage, sys.executable if _FORTH <= share < _BACK or share >= _FORTH_AGAIN else self._python)
+
+    def _go_over(self, stage: Stage, python: str) -> None:
+        if stage.bridge.python != python:
+            stage.bridge.python = python
             stage.bridge.run("migrate")
-            self._tell(f"{self._killed.total()} kills, and the upgrade begins")
+            word = "upgrade" if python == sys.executable else "roll-back"
+            self._tell(f"{self._killed.total()} kills, and the {word} begins")
 
     def _replace_the_rest(self, stage: Stage) -> None:
         """What no kill has replaced ends in peace, one after the other."""
-        self._begin_upgrade(stage)
+        self._go_over(stage, sys.executable)
         for slot in stage.fleet.slots:
             if slot.process.popen.args[0] != sys.executable:
                 stage.fleet.replace(slot)

@@ -32,7 +32,7 @@ from tests.support.process_pool import Child, shared_pool
 
 READY_SECONDS = 180.0
 _COMMAND_S = 240.0
-_LATER_SETTINGS = {  # which the release before does not know
+_OPEN_SETTINGS = {
     "OUTBOX_BRIDGE_INSECURE_NO_AUTH": "true",
     "OUTBOX_BRIDGE_CALLBACKS__PROVE_OWNERSHIP": "none",  # endpoints of examples answer nobody
 }
@@ -245,7 +245,6 @@ class Bridge:
     def environment(self, **extra: str) -> dict[str, str]:
         """The environment of this bridge's processes."""
         kafka = json.dumps({"bootstrap.servers": self.kafka})
-        later = _LATER_SETTINGS if self._is_this_release else {}
         return {
             **os.environ,
             "OUTBOX_BRIDGE_KAFKA": kafka,
@@ -254,7 +253,7 @@ class Bridge:
             "OUTBOX_BRIDGE_CALLBACKS__ALLOW_NETWORKS": '["127.0.0.0/8"]',
             "OUTBOX_BRIDGE_LOG__FORMAT": "json",
             "OUTBOX_BRIDGE_AUTO_CREATE_GROUPS": "true",
-            **later,
+            **_OPEN_SETTINGS,
             **self.settings,
             **extra,
         }
