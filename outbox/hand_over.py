@@ -3,6 +3,7 @@
 A row's idempotency key makes each hand-over repeatable: the bridge publishes a row once, however often it comes.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -84,17 +85,20 @@ class HttpHandOver:
     def __init__(
         self, url: str, producer_group: str, client: httpx2.Client | None = None, *, timeout_s: float = _TIMEOUT_S
     ) -> None:
-        """`client`: with the caller's own key, certificates and limits; it stays the caller's. Without, key and
-        certificates are those that the environment names (`HttpConfig`), and its proxies do not count.
+        """`client`: with the caller's own key, certificates and limits; it stays the caller's, who makes one for each
+        process. Without, key and certificates are those that the environment names (`HttpConfig`), and its proxies do
+        not count.
 
         `timeout_s`: of a request, below the relay's `hand_over_ms`.
         """
         check_seconds("timeout_s", timeout_s)
         self._group = check_group(producer_group)
         self._url = check_url(url)
+        self._timeout_s = timeout_s
         self._wait_s = min(timeout_s, _TIMEOUT_S) * _WAITED_PART
-        self._is_own = client is None
-        self._client = client or _make_client(self._url, timeout_s)
+        self._given = client
+        self._own: dict[int, httpx2.Client] = {}  # by process: two on one connection would get each other's answers
+        self._find_client()  # certificates that cannot be read are told now
 
     def publish(self, rows: Sequence[OutboxRow]) -> Sequence[PublishResult]:
         """As the port says."""
@@ -104,8 +108,14 @@ class HttpHandOver:
 
     def close(self) -> None:
         """Closes its own connections."""
-        if self._is_own:
-            self._client.close()
+        if (client := self._own.get(os.getpid())) is not None:
+            client.close()
+
+    def _find_client(self) -> httpx2.Client:
+        """After a fork another one; that of the parent is neither used nor closed."""
+        if self._given is not None:
+            return self._given
+        return self._own.get(pid := os.getpid()) or self._own.setdefault(pid, _make_client(self._url, self._timeout_s))
 
     def _send(self, calls: Sequence[Call]) -> list[PublishResult]:
         fates: list[PublishResult] = []
@@ -134,7 +144,7 @@ class HttpHandOver:
     def _exchange(self, calls: Sequence[Call]) -> Answer:
         request = join(PUBLISH, [call.item for call in calls], self._wait_s)
         try:
-            response = self._client.request(
+            response = self._find_client().request(
                 request.method, self._url + request.target, content=request.body, headers={"Content-Type": JSON}
             )
         except httpx2.HTTPError as error:

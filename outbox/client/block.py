@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from importlib import import_module
@@ -267,6 +268,7 @@ class TransactionBlock:
         self._early: tuple[HalfMessage, Prepared] | None = None  # what `prepare_early` has stored
         self._messages: list[Message] = []
         self._is_open = False
+        self._pid = os.getpid()
         self._is_torn = False  # rows that belonged to messages here are gone
 
     @property
@@ -335,6 +337,8 @@ class TransactionBlock:
         self._is_open = False
         is_undone = self._work.is_undone
         self._work.disarm()
+        if self._pid != os.getpid():  # the transaction, and what was prepared early, are the parent's to end
+            raise Misuse("the block began in the process that this one was forked from: leave a child by `os._exit`")
         if error is not None:
             await self._abandon(error)
         elif self._is_torn:

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import os
 import random
 import threading
 import time
@@ -131,8 +130,9 @@ def breaker_of(url: str) -> Breaker:
     return _BREAKERS.setdefault(url, Breaker(url))
 
 
-if hasattr(os, "register_at_fork"):  # the lock may be held by a thread of the parent
-    os.register_at_fork(after_in_child=_BREAKERS.clear)
+def forget_breakers() -> None:
+    """After a fork: their locks may be held by threads of the parent."""
+    _BREAKERS.clear()
 
 
 # --- calls from their first try to their answer: repeats and deadlines ---

@@ -8,6 +8,7 @@ What is not answered in time is left out: its lease runs out, and the bridge giv
 
 import asyncio
 import logging
+import os
 import random
 import threading
 import weakref
@@ -319,6 +320,7 @@ class EndpointLease:
         self._link = link
         self._keeper = keeper
         self._renewing: threading.Thread | None = None
+        self._pid = 0  # where it renews
         self._stop = threading.Event()
         weakref.finalize(self, self._stop.set)
 
@@ -336,6 +338,7 @@ class EndpointLease:
             raise Misuse("started already")
         with self._link.lifetime:
             pause_s = run_now(self._keeper.run_once(self._link.ask))
+        self._pid = os.getpid()
         arguments = (self._keeper, self._link, pause_s, self._stop)
         self._renewing = threading.Thread(target=_renew_until, args=arguments, name="outbox-lease", daemon=True)
         self._renewing.start()
@@ -344,7 +347,7 @@ class EndpointLease:
     def close(self) -> None:
         """Renews no more, and takes the endpoint away."""
         renewing, self._renewing = self._renewing, None
-        if renewing is not None:
+        if renewing is not None and self._pid == os.getpid():  # a child's end does not take it from its parent
             self._stop.set()
             renewing.join(_LEAVE_S)
             self._stop = threading.Event()

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from outbox.client.batcher import LoopBatcher, ThreadBatcher
-from outbox.client.caller import Caller, breaker_of
+from outbox.client.caller import Caller, breaker_of, forget_breakers
 from outbox.client.calls import Call, Request
 from outbox.client.config import BridgeConfig, check_url
 from outbox.client.errors import Closed, Misuse
@@ -83,6 +83,7 @@ class Lifetime:
 
     def __enter__(self) -> None:
         """Something that `close` waits for begins. Raises Closed after it."""
+        _look_for_fork()
         with self._lock:
             if self._is_closing:
                 raise Closed("used after close")
@@ -90,6 +91,7 @@ class Lifetime:
 
     def close(self, call_when_idle: Callable[[], None]) -> bool:
         """Ends it; whether this is the first call. What is given is called, from any thread, once nothing goes on."""
+        _look_for_fork()
         with self._lock:
             is_first, self._is_closing = not self._is_closing, True
             is_idle = self._under_way == 0
@@ -115,16 +117,38 @@ class Lifetime:
             call_when_idle()
 
 
+# --- forks: none of what the parent has under way, and none of its connections, is the child's ---
+
 _OF_THREADS: "weakref.WeakSet[Lifetime | ThreadConnection]" = weakref.WeakSet()
+_LOCKS: dict[int, threading.Lock] = {}  # one of each process: the parent's may be held by a thread of its own
+_known_pid = os.getpid()
 
 
-def _forget_threads() -> None:
-    for one in list(_OF_THREADS):
-        one.forget_other_threads()
+def _look_for_fork() -> None:
+    """Servers that fork in C, as uWSGI does, call no hook of Python's: everybody looks before a connection is used."""
+    if _known_pid != os.getpid():
+        _forget_parent()
+
+
+def _forget_parent() -> None:
+    global _known_pid  # noqa: PLW0603 - of the process
+    pid = os.getpid()
+    with _LOCKS.setdefault(pid, threading.Lock()):
+        if _known_pid != pid:
+            forget_breakers()
+            for one in list(_OF_THREADS):
+                one.forget_other_threads()
+            _known_pid = pid
+
+
+def _note_fork() -> None:
+    global _known_pid  # noqa: PLW0603 - as above
+    _known_pid = 0  # in a namespace of its own a child may have its parent's number
+    _forget_parent()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_threads)
+    os.register_at_fork(after_in_child=_note_fork)
 
 
 class ThreadConnection:
@@ -164,6 +188,7 @@ class ThreadConnection:
 
     def _find_caller(self) -> Caller:
         """Made at its first use: certificates are slow to load. Raises Closed."""
+        _look_for_fork()
         caller = self._caller
         if caller is not None and not self._is_closed:
             return caller

@@ -3,6 +3,7 @@
 import base64
 import math
 import netrc
+import queue
 import re
 import socket
 import ssl
@@ -11,7 +12,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -334,7 +334,8 @@ def _find_addresses(host: str, port: int, deadline_s: float) -> Sequence[_Addres
     """A thread asks, and is left behind if a name server is silent: asking has no time limit of its own."""
     with suppress(socket.gaierror):
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-    found: SimpleQueue[Sequence[_AddressInfo] | OSError | UnicodeError] = SimpleQueue()
+    # by its module, as the thread is: gevent puts its own in their place, and the other kind would never be woken
+    found: queue.SimpleQueue[Sequence[_AddressInfo] | OSError | UnicodeError] = queue.SimpleQueue()
 
     def look() -> None:
         try:
@@ -345,7 +346,7 @@ def _find_addresses(host: str, port: int, deadline_s: float) -> Sequence[_Addres
     threading.Thread(target=look, name="outbox-resolve", daemon=True).start()
     try:
         told = found.get(timeout=left_s(deadline_s))
-    except Empty:
+    except queue.Empty:
         raise TimeoutError from None
     if isinstance(told, Exception):
         raise told

@@ -18,6 +18,7 @@ class Asked:
     query: Mapping[str, str]
     headers: Mapping[str, str]
     body: bytes
+    port: int  # the caller's: one connection's requests have the same
 
     @property
     def document(self) -> object:
@@ -52,16 +53,25 @@ class CannedServer:
 
 
 @contextmanager
-def canned_server() -> Iterator[CannedServer]:
+def canned_server(*, keeps_connections: bool = False) -> Iterator[CannedServer]:
     """A server on a free port of loopback."""
     canned = CannedServer()
 
     class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1" if keeps_connections else "HTTP/1.0"
+
         def answer(self) -> None:
             parts = urlsplit(self.path)
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             canned.asked.append(
-                Asked(self.command, parts.path, dict(parse_qsl(parts.query)), dict(self.headers.items()), body)
+                Asked(
+                    self.command,
+                    parts.path,
+                    dict(parse_qsl(parts.query)),
+                    dict(self.headers.items()),
+                    body,
+                    self.client_address[1],
+                )
             )
             status, raw = canned.take(self.command, parts.path)
             self.send_response(status)

@@ -17,7 +17,7 @@ PUBLISHED = {"transaction_id": "0206k8e9s5ta7vo3q1m4c8b2h6dg", "state": "COMMITT
 @pytest.fixture
 def bridge() -> Iterator[CannedServer]:
     """Publishes and prepares whatever comes."""
-    with canned_server() as server:
+    with canned_server(keeps_connections=True) as server:
         server.answer("POST", "/v1/transactions", 201, {**PUBLISHED, "state": "PREPARED"})
         server.answer("POST", "/v1/messages", 200, PUBLISHED)
         yield server
@@ -106,6 +106,121 @@ print(status)
 """
     assert run(script, bridge.url) == "0\n"
     assert [asked.document["messages"][0]["value"] for asked in bridge.asked] == ["parent", "child", "parent again"]
+
+
+FORKED_IN_C = """
+import ctypes, os, sys, warnings, outbox
+warnings.simplefilter("ignore")
+fork, end = ctypes.PyDLL(None).fork, os._exit
+"""
+
+
+def test_child_of_a_server_that_forks_in_c_has_connections_of_its_own(bridge: CannedServer) -> None:
+    """uWSGI calls no hook of Python's: on the connection of both, each may get what the other asked for."""
+    script = """
+face = outbox.Bridge(sys.argv[1], "shop")
+face.publish(outbox.Message("orders", value="parent"))
+child = fork()
+if child == 0:
+    face.publish(outbox.Message("orders", value="child"))
+    end(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+face.publish(outbox.Message("orders", value="parent again"))
+face.close()
+"""
+    assert run(FORKED_IN_C + script, bridge.url) == "0\n"
+    first, child, again = bridge.asked
+    assert first.port == again.port != child.port
+
+
+def test_hand_over_of_a_child_has_connections_of_its_own(bridge: CannedServer) -> None:
+    """A relay that takes its parent's answers for its own would delete rows that nobody has published."""
+    script = """
+from outbox.hand_over import HttpHandOver, OutboxRow
+def publish(name):
+    return hand_over.publish([OutboxRow(1, name, name, "orders")])[0].fate.value
+hand_over = HttpHandOver(sys.argv[1], "shop")
+print(publish("parent"), flush=True)
+child = fork()
+if child == 0:
+    print(publish("child"), flush=True)
+    hand_over.close()
+    end(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), publish("parent again"))
+hand_over.close()
+"""
+    assert run(FORKED_IN_C + script, bridge.url) == "published\npublished\n0 published\n"
+    first, child, again = (asked.port for asked in bridge.asked)
+    assert first == again != child
+
+
+def test_block_is_not_ended_by_a_child(bridge: CannedServer) -> None:
+    """An error that ends the child would take the parent's messages back; without one they would be sent twice."""
+    script = """
+import os, sys, warnings, outbox
+warnings.simplefilter("ignore", DeprecationWarning)  # newer versions warn of every fork with threads
+class Session:
+    def commit(self): print("commits", flush=True)
+    def rollback(self): print("rolls back", flush=True)
+    def write(self, *_): pass
+def leave(is_child_in_error):
+    child = None
+    with face.transaction(Session()) as transaction:
+        transaction.send("orders")
+        transaction.prepare_early()
+        child = os.fork()
+        if child == 0 and is_child_in_error:
+            raise ValueError
+    return child
+face = outbox.Bridge(sys.argv[1], "shop", record=Session())
+for is_child_in_error in (False, True):
+    try:
+        child = leave(is_child_in_error)
+    except outbox.Misuse:
+        os._exit(7)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+face.close()
+"""
+    bridge.answer("POST", "/v1/resolutions", 200, {"results": [{"status": 200, **PUBLISHED}]})
+    assert run(script, bridge.url) == "commits\n7\n" * 2
+    assert [asked.path.rpartition("/")[2] for asked in bridge.asked] == ["transactions", "resolutions"] * 2
+
+
+def test_child_leaves_the_endpoint_to_its_parent(bridge: CannedServer) -> None:
+    """A worker that a server replaces closes what it inherited: the others still answer at that address."""
+    script = """
+import os, sys, warnings, outbox
+warnings.simplefilter("ignore", DeprecationWarning)
+face = outbox.Bridge(sys.argv[1], "shop")
+lease = face.endpoint_lease("http://127.0.0.1:8000/checks").start()
+child = os.fork()
+if child == 0:
+    face.close()
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+face.close()
+"""
+    for method in ("POST", "DELETE"):
+        bridge.answer(method, "/v1/producer-groups/shop/endpoints", 200, {})
+    assert run(script, bridge.url) == "0\n"
+    assert [asked.method for asked in bridge.asked] == ["POST", "DELETE"]
+
+
+def test_name_is_looked_up_where_threads_were_replaced_later(bridge: CannedServer) -> None:
+    """As gevent does in a server's worker, when the application has been loaded already: its threads wake none but its
+    own queues."""
+    script = """
+import queue, sys
+from outbox import Bridge, Message
+class Queue(queue.SimpleQueue):
+    def get(self, **options):
+        print("of the worker", end=" ")
+        return super().get(**options)
+queue.SimpleQueue = Queue
+with Bridge(sys.argv[1].replace("127.0.0.1", "localhost"), "shop") as face:
+    print(face.publish(Message("orders")).state.value)
+"""
+    assert run(script, bridge.url) == "of the worker COMMITTED\n"
 
 
 def test_child_of_a_fork_answers_checks_on_threads_of_its_own() -> None:
