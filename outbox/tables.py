@@ -1,11 +1,17 @@
 """The tables of this package, in the user's own database and MetaData: names and schema are the user's choice."""
 
+import os
 from collections.abc import Iterable
 from typing import Any, Final
 
 import sqlalchemy as sa
+from sqlalchemy import Connection, event
 from sqlalchemy.dialects import mysql
+from sqlalchemy.exc import DisconnectionError
+from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePool
 from sqlalchemy.schema import conv
+
+from outbox.client.errors import Misuse
 
 RECORD_TABLE: Final = "outbox_transaction"
 OUTBOX_TABLE: Final = "outbox_message"
@@ -125,3 +131,33 @@ def _long_text() -> sa.Text:
 def _blob() -> sa.LargeBinary:
     """MariaDB's plain BLOB would end at 64 KiB."""
     return sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
+
+
+# --- connections that a process was forked with: on its parent's, each may get what the other asked for ---
+
+_PROCESS: Final = "outbox.process"
+_INHERITED: list[object] = []  # kept: some drivers take leave of the server, which ends the session of the parent
+
+
+@event.listens_for(QueuePool, "connect")
+def _note_process(_: object, entry: ConnectionPoolEntry) -> None:
+    entry.info[_PROCESS] = os.getpid()
+
+
+@event.listens_for(QueuePool, "checkout")
+def _replace_inherited(connection: object, entry: ConnectionPoolEntry, proxy: PoolProxiedConnection) -> None:
+    """A pool may have been filled before a server forked its workers. Source: SQLAlchemy, "Using Connection Pools with
+    Multiprocessing"."""
+    if entry.info.get(_PROCESS, os.getpid()) != os.getpid():
+        _INHERITED.append(connection)
+        entry.dbapi_connection = proxy.dbapi_connection = None  # type: ignore[misc]
+        raise DisconnectionError("made by the process that this one was forked from")
+
+
+def refuse_inherited(conn: Connection) -> None:
+    """Raises Misuse for one that was in use at the fork."""
+    if conn.info.get(_PROCESS, os.getpid()) != os.getpid():
+        raise Misuse(
+            "the session was begun in the process that this one was forked from: close sessions before a fork, and call"
+            " `engine.dispose(close=False)` in the child"
+        )

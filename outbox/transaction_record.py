@@ -32,7 +32,7 @@ from sqlalchemy.util import ScopedRegistry
 from outbox.client.checks import Check, Tell
 from outbox.client.errors import LocalTransactionBarred, Misuse, OutboxConfigError, TableMissing
 from outbox.client.listener import Answered, Remarked, Resolution
-from outbox.tables import BARRED, CLEANED, CLEANED_ID, WRITTEN, make_record_table
+from outbox.tables import BARRED, CLEANED, CLEANED_ID, WRITTEN, make_record_table, refuse_inherited
 
 if TYPE_CHECKING:  # at run time it needs greenlet, which comes with `sqlalchemy[asyncio]` only
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
@@ -186,13 +186,13 @@ def begin_for_savepoint(conn: Connection) -> None:
 
 def find_connection(session: Session | Connection, other: str) -> Connection:
     """That of a session. Raises Misuse. `other`: what takes sessions of asyncio."""
-    if isinstance(session, Connection):
-        return session
     if hasattr(find_scoped(session), "run_sync"):
         raise Misuse(f"a session of asyncio needs {other}")
     if isinstance(session, type) or not hasattr(session, "connection"):
         raise Misuse(f"a session or connection of SQLAlchemy is needed, not {type(session).__name__}")
-    return session.connection()
+    conn = session if isinstance(session, Connection) else session.connection()
+    refuse_inherited(conn)
+    return conn
 
 
 def find_scoped(session: Any) -> Any:  # noqa: ANN401 - of any kind

@@ -1,6 +1,8 @@
 """Blocks around code that commits or rolls back by itself: rows and messages stay together, or the caller is told."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -22,6 +24,7 @@ from outbox import AsyncBridge, Bridge, Misuse
 from outbox.tables import make_record_table
 from tests.support.postgres import PostgresServer
 from tests.support.socket_bridge import SocketBridge
+from tests.support.source_tree import ROOT
 
 METADATA = sa.MetaData()
 ORDERS = sa.Table("orders", METADATA, sa.Column("id", sa.Integer, primary_key=True))
@@ -367,3 +370,75 @@ def test_message_is_not_sent_behind_an_error_that_was_caught(
             transaction.send("orders", value="v")
     assert orders(engine) == [2]
     assert bridge.states_of(group) == ["COMMITTED"]
+
+
+FORKED = """
+import os, sys, warnings
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+from outbox import Bridge, Misuse
+warnings.simplefilter("ignore", DeprecationWarning)  # newer versions warn of every fork with threads
+_, address, group, database = sys.argv
+engine, face = sa.create_engine(database), Bridge(address, group)
+def place(session, number):
+    with face.transaction(session) as transaction:
+        session.execute(sa.text(f"INSERT INTO orders VALUES ({number})"))
+        transaction.send("orders", value=str(number))
+def find(session):
+    return session.scalar(sa.text("SELECT pg_backend_pid()"))
+def fork(work):
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        except Misuse as error:
+            print(error, flush=True)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def run_forked(script: str, *arguments: str) -> str:
+    command = [sys.executable, "-c", FORKED + script, *arguments]
+    return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=60, check=True).stdout
+
+
+def test_child_has_database_connections_of_its_own(bridge: SocketBridge, group: str, postgres: PostgresServer) -> None:
+    """A server that makes tables as it loads the application, and then forks: on one connection two workers would
+    commit and roll back each other's rows."""
+    engine = sa.create_engine(postgres.create(), poolclass=sa.NullPool)
+    METADATA.create_all(engine)
+    script = """
+with Session(engine) as session:
+    of_parent = find(session)
+def work():
+    with Session(engine) as session:
+        print(find(session) == of_parent, flush=True)
+        place(session, 2)
+fork(work)
+with Session(engine) as session:
+    print(find(session) == of_parent)
+    place(session, 1)
+"""
+    told = run_forked(script, bridge.url, group, engine.url.render_as_string(hide_password=False))
+    assert told == "False\nTrue\n"
+    assert sorted(orders(engine)) == [1, 2]
+    assert bridge.states_of(group) == ["COMMITTED", "COMMITTED"]
+
+
+def test_session_that_was_in_use_at_a_fork_is_refused(
+    bridge: SocketBridge, group: str, postgres: PostgresServer
+) -> None:
+    """Its connection is its parent's."""
+    engine = sa.create_engine(postgres.create(), poolclass=sa.NullPool)
+    METADATA.create_all(engine)
+    script = """
+session = Session(engine)
+find(session)
+fork(lambda: place(session, 1))
+"""
+    told = run_forked(script, bridge.url, group, engine.url.render_as_string(hide_password=False))
+    assert "call `engine.dispose(close=False)` in the child" in told
+    assert orders(engine) == []
+    assert bridge.states_of(group) == ["ROLLED_BACK"]
