@@ -335,27 +335,32 @@ class TransactionBlock:
 
     async def _leave(self, error: BaseException | None) -> None:
         self._is_open = False
-        is_undone = self._work.is_undone
-        self._work.disarm()
         if self._pid != os.getpid():  # the transaction, and what was prepared early, are the parent's to end
+            self._work.disarm()
             raise Misuse("the block began in the process that this one was forked from: leave a child by `os._exit`")
         if error is not None:
             await self._abandon(error)
-        elif self._is_torn:
+            return
+        try:
+            self._check_rows()
+        except Misuse:
             await self._abandon(None)
+            raise
+        if self._messages:
+            await self._complete()
+        else:
+            await self._work.commit()
+
+    def _check_rows(self) -> None:
+        """Raises Misuse if those that belong to the messages may be gone."""
+        if self._is_torn:
             raise Misuse(
                 "the session, or a savepoint, was rolled back or closed in the block after messages had been sent in it"
             )
-        elif is_undone:
-            await self._abandon(None)
+        if self._work.is_undone:
             raise Misuse("the database rolled the session back, at an error that was caught in the block: let it pass")
-        elif self._work.is_moved:
-            await self._abandon(None)
+        if self._work.is_moved:
             raise Misuse("the scoped session stands for another one than when the block began: leave it in its scope")
-        elif not self._messages:
-            await self._work.commit()
-        else:
-            await self._complete()
 
     async def _complete(self) -> None:
         """`close` waits from here on: what is prepared should also be ended."""
@@ -395,6 +400,7 @@ class TransactionBlock:
         """The session has not begun to commit, so nothing is committed whatever is raised."""
         try:
             await self._work.write(half.transaction_id, half.producer_group)
+            self._check_rows()  # somebody who has the session too may have ended it while the bridge was asked
         except Exception as error:
             if await self._roll_back():
                 await self._withdraw(half, error)
@@ -436,6 +442,7 @@ class TransactionBlock:
 
     async def _roll_back(self) -> bool:
         """Whether the local transaction is over. Another error is on its way to the caller: this one is only logged."""
+        self._work.disarm()
         try:
             await self._work.rollback()
         except Exception as error:  # noqa: BLE001 - of any driver; the other error says what matters

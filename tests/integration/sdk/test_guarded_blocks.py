@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +231,35 @@ def test_message_whose_rows_are_gone_is_not_sent(
     with Session(engine) as session, pytest.raises(Misuse):
         place(face, session, lambda: end(session))
     assert (orders(engine), bridge.states_of(face.producer_group)) == ([], [])
+
+
+@pytest.mark.parametrize("end", [Session.rollback, Session.close, Session.commit])
+def test_session_that_another_ends_while_the_bridge_is_asked(
+    bridge: SocketBridge,
+    engine: sa.Engine,
+    face: Bridge,
+    monkeypatch: pytest.MonkeyPatch,
+    end: Callable[[Session], None],
+) -> None:
+    """As greenlets and tasks do that share one: rows that are gone have no message, and nobody else commits them."""
+    told: list[str] = []
+
+    async def prepare(*arguments: Any) -> object:
+        prepared = await stored(*arguments)
+        try:
+            end(session)
+        except Misuse as error:
+            told.append(str(error))
+        return prepared
+
+    stored = face._verbs.prepare
+    monkeypatch.setattr(face._verbs, "prepare", prepare)
+    is_refused = end is Session.commit
+    with Session(engine) as session, nullcontext() if is_refused else pytest.raises(Misuse):
+        place(face, session, lambda: None)
+    assert bool(told) == is_refused
+    assert len(orders(engine)) == is_refused
+    assert bridge.states_of(face.producer_group) == ["COMMITTED" if is_refused else "ROLLED_BACK"]
 
 
 def test_rollback_before_the_first_message_is_free(engine: sa.Engine, face: Bridge) -> None:
