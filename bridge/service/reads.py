@@ -20,8 +20,9 @@ from bridge.service.contract import Outcome, RefusalCode, Refused
 from bridge.service.journal import Deadline, EndOffsets
 from bridge.service.replies import OpFollower
 from bridge.sql.access import ActEntry, read_audit
-from bridge.sql.engine import Database, MalformedCursor
+from bridge.sql.engine import Database
 from bridge.sql.identity import find_losses
+from bridge.sql.rows import MalformedCursor
 from bridge.sql.search import TopicActivity, find_last_published, read_topics, restrict_stats
 from bridge.sql.transactions import (
     AppliedPosition,

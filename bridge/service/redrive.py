@@ -23,7 +23,7 @@ from bridge.service.journal import Deadline
 from bridge.service.operate import Operators, Who
 from bridge.service.reads import MAX_PAGE, TransactionList, read_page
 from bridge.sql.access import ActEntry, record_act
-from bridge.sql.engine import Database, MalformedCursor
+from bridge.sql.engine import Database
 from bridge.sql.leases import Lease, LeaseWatch
 from bridge.sql.redrive import (
     JobState,
@@ -36,6 +36,7 @@ from bridge.sql.redrive import (
     list_jobs,
     stop_job,
 )
+from bridge.sql.rows import MalformedCursor
 from bridge.sql.transactions import SearchFilter, search_transactions
 
 MAX_RATE_PER_S = 1_000

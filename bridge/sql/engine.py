@@ -1,10 +1,10 @@
 """The database: short SQL transactions on threads of its own, with bounded waits; errors of drivers translated.
 
 SqlUnavailable (core/errors)     the database cannot do it now; nothing was applied unless `is_outcome_unknown`
-MalformedCursor (a ValueError)   a page cursor that this bridge did not make
 """
 
 import asyncio
+import copy
 import math
 import os
 import random
@@ -32,12 +32,8 @@ from bridge.core.errors import ConfigError, SqlUnavailable
 from bridge.fault_points import FaultPoint, reach
 from bridge.sql.tables import metadata
 
-
-class MalformedCursor(ValueError):
-    """A cursor of a page that cannot be read."""
-
-
 _REPLACED = "the database file was removed or replaced under this process: restart every process that uses it"
+_ENCODE = "one sign that it lacks would hold up the projection; pg_dump it into a database with ENCODING 'UTF8'"
 _NOT_MIGRATED = "the database is not migrated: run `outbox-bridge migrate`"
 
 # SQLSTATE, or its class -> what it means. Source: PostgreSQL, appendix A.
@@ -89,31 +85,27 @@ def _translate_sqlite(error: DBAPIError, orig: sqlite3.Error) -> Exception:
         return RepeatableError("the database is busy")
     if str(orig).startswith(("no such table", "no such column")):
         return SqlUnavailable(_NOT_MIGRATED, retry_helps=False)
-    return _copy(_SQLITE[code]) if code in _SQLITE else error
+    return copy.copy(_SQLITE[code]) if code in _SQLITE else error
 
 
 def _translate_postgres(error: DBAPIError, *, is_committing: bool) -> Exception:
-    state = getattr(error.orig, "sqlstate", None)
+    state = getattr(error.orig, "sqlstate", None) or ""
     if state in _POSTGRES_REPEATABLE:
         return RepeatableError(f"the database gave up ({state})")
-    is_lost = error.connection_invalidated or state is None or state[:2] == "08" or state[:3] == "57P"
-    if state is not None and not is_lost:
-        known = _POSTGRES.get(state) or _POSTGRES.get(state[:2])
-        return error if known is None else _copy(known)
-    if error.connection_invalidated or state is not None or type(error.orig).__name__ in _LOST:
+    is_lost = error.connection_invalidated or not state or state[:2] == "08" or state[:3] == "57P"
+    known = _POSTGRES.get(state) or (None if is_lost else _POSTGRES.get(state[:2]))
+    if known is not None or (state and not is_lost):
+        return error if known is None else copy.copy(known)
+    if error.connection_invalidated or state or type(error.orig).__name__ in _LOST:
         told = f"the database's pooler refuses: {error.orig}" if state == "08P01" else "the database cannot be reached"
         return SqlUnavailable(told, is_outcome_unknown=is_committing)
     return error
 
 
-def _copy(known: SqlUnavailable) -> SqlUnavailable:
-    return SqlUnavailable(str(known), retry_helps=known.retry_helps)
-
-
 T = TypeVar("T")
 
 _ATTEMPTS = 5
-_POSTGRES_PORT = 5432
+_UTF8 = {"client_encoding": "utf8"}  # else drivers take the database's, and read bytes where that is SQL_ASCII
 # with synchronous_commit off, a crash takes back what was acted upon: audits, secrets, given-up queues
 _DURABLY = "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
 _PRAGMAS = (
@@ -175,7 +167,7 @@ class Database:
             return []
         query = self.url.normalized_query
         named = ",".join((self.url.host or "", *query.get("host", ()), *query.get("hostaddr", ()))).split(",")
-        ports = [p for p in ",".join(query.get("port", ())).split(",") if p] or [str(self.url.port or _POSTGRES_PORT)]
+        ports = [p for p in ",".join(query.get("port", ())).split(",") if p] or [str(self.url.port or 5432)]
         found = []
         for host in named:
             name, _, port = host.partition(":") if host.count(":") == 1 else (host, "", "")
@@ -289,7 +281,7 @@ def open_migration_engine(text: str) -> Engine:
     url = _parse_url(text)
     if url.get_backend_name() == "sqlite":
         return _make_sqlite_engine(url, SqlConfig(statement_timeout_ms=60_000, threads=1), is_reader=False)
-    engine = sa.create_engine(url, pool_size=1, hide_parameters=True, connect_args={"connect_timeout": 5})
+    engine = sa.create_engine(url, pool_size=1, hide_parameters=True, connect_args={"connect_timeout": 5, **_UTF8})
     _begin_postgres(engine, 0, 60_000, 0)
     return engine
 
@@ -352,7 +344,7 @@ def _make_postgres_engine(url: URL, config: SqlConfig) -> Engine:
         pool_timeout=config.admission_timeout_ms / 1000,
         pool_pre_ping=True,
         hide_parameters=True,
-        connect_args={"connect_timeout": 3, "tcp_user_timeout": 5 * timeout},
+        connect_args={"connect_timeout": 3, "tcp_user_timeout": 5 * timeout, **_UTF8},
     )
     _begin_postgres(engine, timeout, timeout, 5 * timeout)
     return engine
@@ -362,14 +354,20 @@ def _begin_postgres(engine: Engine, statement_ms: int, lock_ms: int, idle_ms: in
     """Settings come with BEGIN and end with the SQL transaction: behind a pooler, each may be in another session."""
     limits = f"SET LOCAL statement_timeout = {statement_ms}; SET LOCAL lock_timeout = {lock_ms};"
     limits += f" SET LOCAL idle_in_transaction_session_timeout = {idle_ms};"
-    # by default each statement of a SQL transaction sees what was committed before that statement
-    read, write = f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {limits}", f"BEGIN; {limits} {_DURABLY}"
+    limits += " SET LOCAL standard_conforming_strings = on;"  # where it is off, psycopg's COPY writes other bytes
+    # each statement of what writes sees what was committed before it, whatever level is the role's default
+    read = f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {limits}"
+    write = f"BEGIN ISOLATION LEVEL READ COMMITTED; {limits} {_DURABLY}"
 
     @event.listens_for(engine, "connect")
     def configure(dbapi: Any, _: object) -> None:  # noqa: ANN401 - psycopg's own connection
         dbapi.autocommit = True  # BEGIN is ours
         if dbapi.execute("SELECT pg_backend_pid()").fetchone() != (dbapi.info.backend_pid,):
             dbapi.prepare_threshold = None  # a pooler is between: what one session has prepared, others do not know
+
+    @event.listens_for(engine, "handle_error")
+    def leave(context: sa.ExceptionContext) -> None:  # the next one may lead to the server that has taken over
+        context.is_disconnect |= getattr(context.original_exception, "sqlstate", None) == "25006"
 
     @event.listens_for(engine, "begin")
     def begin(conn: Connection) -> None:
@@ -466,6 +464,8 @@ def open_connection(url: str) -> Iterator[Connection]:
         with engine.connect() as connection, connection.begin():
             if connection.dialect.name == "postgresql":
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK_KEY)))
+                if (encoding := connection.exec_driver_sql("SHOW server_encoding").scalar_one()) != "UTF8":
+                    raise SqlUnavailable(f"the database has the encoding {encoding}: {_ENCODE}", retry_helps=False)
             yield connection
     except SQLAlchemyError as error:
         translated = translate_error(error, is_committing=False)

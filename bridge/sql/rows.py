@@ -14,10 +14,13 @@ from sqlalchemy import Connection
 from bridge.core.message import Receipt
 from bridge.core.transaction import MessageSummary, TransactionState, TransactionView
 from bridge.sql.bulk import make_upsert
-from bridge.sql.engine import MalformedCursor
 from bridge.sql.tables import projection_positions, timeline_events, transactions
 
 _INT64 = 2**63
+
+
+class MalformedCursor(ValueError):
+    """A cursor of a page that cannot be read."""
 
 
 def encode_cursor(kind: str, *numbers: int) -> str:

@@ -17,7 +17,7 @@ from api.web.health import check_sql
 from bridge.core.errors import ConfigError, SqlUnavailable
 from bridge.sql.bulk import insert_rows
 from bridge.sql.engine import Database, SqlConfig, translate_error
-from bridge.sql.tables import group_counts, leases
+from bridge.sql.tables import group_counts, leases, transaction_keys
 
 QUICK = SqlConfig(statement_timeout_ms=300, admission_timeout_ms=200, call_timeout_ms=5_000, threads=2)
 
@@ -52,6 +52,14 @@ async def test_work_is_applied_whole_or_not_at_all(database: Database) -> None:
     assert await database.read(count_leases) == 1
 
 
+def set_default(url: sa.URL, setting: str) -> None:
+    """Of all sessions to come."""
+    admin = sa.create_engine(url, isolation_level="AUTOCOMMIT")
+    with admin.connect() as conn:
+        conn.exec_driver_sql(f'ALTER DATABASE "{url.database}" SET {setting}')
+    admin.dispose()
+
+
 _FULL = 2  # each commit is on the disk
 
 
@@ -64,13 +72,54 @@ async def test_commits_are_durable_whatever_the_server_says(database_url: str, f
         assert await opened.run(lambda conn: conn.exec_driver_sql("PRAGMA synchronous").scalar_one()) == _FULL
         await opened.close()
         return
-    admin = sa.create_engine(url, isolation_level="AUTOCOMMIT")
-    with admin.connect() as conn:
-        conn.exec_driver_sql(f'ALTER DATABASE "{url.database}" SET synchronous_commit = {found}')
-    admin.dispose()
+    set_default(url, f"synchronous_commit = {found}")
     opened = Database(database_url, QUICK)
     assert await opened.run(lambda conn: conn.exec_driver_sql("SHOW synchronous_commit").scalar_one()) == used
     await opened.close()
+
+
+async def test_writers_see_what_was_committed_meanwhile_whatever_the_server_says(database_url: str) -> None:
+    """Else what is counted or looked up behind a lock is as it was before the lock, and one of many acts fails."""
+    url = sa.make_url(database_url)
+    if url.get_backend_name() == "sqlite":
+        return  # one writer at a time
+    set_default(url, "default_transaction_isolation = 'serializable'")
+    opened = Database(database_url, QUICK)
+
+    def look_twice(conn: Connection) -> tuple[int, int]:
+        first = count_leases(conn)
+        with opened.engine.begin() as other:
+            add_lease(other)
+        return first, count_leases(conn)
+
+    assert await opened.run(look_twice) == (0, 1)
+    await opened.close()
+
+
+async def test_bytes_are_kept_whatever_the_server_says(database_url: str) -> None:
+    """A message was not found by its key where backslashes escape in plain strings."""
+    url, key = sa.make_url(database_url), b"a\\x\n\x00\xff'"
+    if url.get_backend_name() != "sqlite":
+        set_default(url, "standard_conforming_strings = off")
+    opened = Database(database_url, QUICK)
+    row = ("orders", 1, 1, 0, key)
+    await opened.run(lambda conn: insert_rows(conn, transaction_keys, transaction_keys.c.keys(), [row]))
+    assert await opened.read(lambda conn: conn.execute(sa.select(transaction_keys.c.message_key)).scalar()) == key
+    await opened.close()
+
+
+async def test_server_that_takes_no_writes_any_more_is_left(quick: Database) -> None:
+    """Another has taken over, and connections to this one have outlived that: until a restart nothing was written."""
+    if quick.is_sqlite:
+        return  # a file has no server
+
+    def demote(conn: Connection) -> None:
+        conn.exec_driver_sql("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")  # this connection's server
+
+    await quick.run(demote)
+    with pytest.raises(SqlUnavailable, match="read-only"):
+        await quick.run(add_lease)
+    await quick.run(add_lease)
 
 
 async def test_many_at_once_all_get_their_turn(database: Database) -> None:

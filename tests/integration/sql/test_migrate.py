@@ -11,6 +11,7 @@ from api.migration import tell_tables
 from bridge.core.errors import SqlUnavailable
 from bridge.sql.engine import find_scripts, open_connection, read_revisions, upgrade
 from bridge.sql.tables import metadata
+from tests.support.postgres import PostgresServer
 
 
 def test_fresh_database_becomes_current(empty_database_url: str) -> None:
@@ -84,3 +85,13 @@ def test_database_out_of_reach_is_told_as_such() -> None:
 def test_scripts_are_found_beside_the_package() -> None:
     """In a checkout as in the wheel."""
     assert (find_scripts() / "versions").is_dir()
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+def test_database_that_has_no_place_for_all_signs_is_refused(postgres: PostgresServer, encoding: str) -> None:
+    """A remark with a sign that it lacks was never projected, and nothing after it: keyed prepares ended in 503."""
+    url = postgres.create(f"template0 ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C'")
+    for look in (upgrade, read_revisions):
+        with pytest.raises(SqlUnavailable, match=f"{encoding}.*ENCODING 'UTF8'") as refused:
+            look(url)
+        assert not refused.value.retry_helps

@@ -24,7 +24,7 @@ from bridge.directory import DEFAULT_SETTINGS, UnansweredRound
 from bridge.sql.access import ActEntry, read_audit
 from bridge.sql.bulk import insert_rows
 from bridge.sql.directory import SqlDirectory
-from bridge.sql.engine import Database, MalformedCursor
+from bridge.sql.engine import Database
 from bridge.sql.groups import GroupDeletion, read_group
 from bridge.sql.identity import TopicIdentity, read_identity, record_identity
 from bridge.sql.leases import LeaseWatch, release_lease, take_lease
@@ -34,6 +34,7 @@ from bridge.sql.rows import (
     ALL_COLUMNS,
     AppliedPosition,
     LogIdentity,
+    MalformedCursor,
     all_values,
     begin_position,
     make_row,

@@ -12,13 +12,14 @@ from sqlalchemy import Connection
 from bridge.core.transaction import MessageSummary, TransactionState
 from bridge.directory import PullCheck
 from bridge.sql.bulk import insert_rows
-from bridge.sql.engine import Database, MalformedCursor
+from bridge.sql.engine import Database
 from bridge.sql.fold import EventRow, KeyRow
 from bridge.sql.leases import SqlPullCheckStore
 from bridge.sql.rows import (
     ALL_COLUMNS,
     AppliedPosition,
     LogIdentity,
+    MalformedCursor,
     ProjectedRow,
     all_values,
     begin_position,

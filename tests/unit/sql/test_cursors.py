@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.sql.engine import MalformedCursor
-from bridge.sql.rows import decode_cursor, encode_cursor
+from bridge.sql.rows import MalformedCursor, decode_cursor, encode_cursor
 
 NUMBERS = st.integers(-(2**63), 2**63 - 1)
 
