@@ -23,7 +23,7 @@ from sqlalchemy.orm import Session
 from outbox.client.calls import check_ordering_key
 from outbox.client.errors import InvalidMessage
 from outbox.client.message import add_trace
-from outbox.tables import make_outbox_table
+from outbox.tables import make_outbox_table, refuse_unkept
 from outbox.transaction_record import DatabaseNow, find_connection, find_run, raise_missing
 
 if TYPE_CHECKING:  # at run time it needs greenlet, which comes with `sqlalchemy[asyncio]` only
@@ -66,6 +66,7 @@ def enqueue(
         return ()
     conn = find_connection(session, "enqueue_async")
     rows = [_make_row(message, ordering_key) for message in messages]
+    refuse_unkept(conn, table)
     try:
         _insert(conn, table, rows, is_told=notify)
     except DBAPIError as error:
@@ -115,13 +116,19 @@ def _enqueue_in(
 def _insert(conn: Connection, table: sa.Table, rows: Sequence[dict[str, Any]], *, is_told: bool) -> None:
     """In one statement. Rows go beside it where drivers take them so: with rows in it, it is compiled each time."""
     is_postgres = conn.dialect.name == "postgresql"
-    if len(rows) == 1 or (is_postgres and conn.dialect.insert_executemany_returning):
+    if conn.dialect.driver == "aiomysql":  # 0.3 calls for bytes what PyMySQL has no more since 1.2
+        rows = [{name: _without_bytes(value) for name, value in row.items()} for row in rows]
+    elif len(rows) == 1 or (is_postgres and conn.dialect.insert_executemany_returning):
         conn.execute(_make_insert(table, is_postgres=is_postgres, is_told=is_told), rows).close()
         return
     listed = sa.insert(table).values([{**row, "created_ms": DatabaseNow()} for row in rows])
     conn.execute(listed)
     if is_postgres and is_told:
         conn.execute(sa.select(_tell()))
+
+
+def _without_bytes(value: object) -> object:
+    return sa.func.unhex(value.hex()) if isinstance(value, bytes) else value
 
 
 @lru_cache(maxsize=32)  # of few tables: else built at each call

@@ -24,7 +24,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
 
 from outbox.client.errors import Misuse, OutboxConfigError
-from outbox.tables import INBOX_ID_LENGTH, make_inbox_table
+from outbox.tables import INBOX_ID_LENGTH, make_inbox_table, refuse_unkept
 from outbox.transaction_record import (
     begin_for_savepoint,
     durable_now,
@@ -306,6 +306,7 @@ class _OnceBlock(Generic[T]):
         conn = find_connection(session, "AsyncInbox")
         if is_autocommitting(conn):
             raise OutboxConfigError("with AUTOCOMMIT a message would be seen before what it causes is written")
+        refuse_unkept(conn, self._inbox.table)
         self._guard = guard = find_guard(session)
         new = _insert_new(conn, self._inbox.table, self._inbox.consumer, self._ids)
         if guard is not None:

@@ -14,7 +14,7 @@ from outbox.client.errors import DatabaseUnavailable, OutboxConfigError, TableMi
 from outbox.hand_over import HandOver
 from outbox.relay import Relay, RelayConfig, first_line
 from outbox.sources import ColumnMap, MappedSource, OutboxSource, OwnSource, debezium_source
-from outbox.tables import LEASE_TABLE, OUTBOX_TABLE, make_lease_table, make_outbox_table
+from outbox.tables import LEASE_TABLE, OUTBOX_TABLE, make_lease_table, make_outbox_table, refuse_unkept
 
 OWN: Final = "own"
 DEBEZIUM: Final = "debezium"
@@ -166,9 +166,11 @@ def _mapped_source(conn: sa.Connection, mapped: MappedFile) -> MappedSource:
 
 def _reflect(conn: sa.Connection, name: str, schema: str | None) -> sa.Table:
     try:
-        return sa.Table(name, sa.MetaData(), schema=schema, autoload_with=conn)
+        table = sa.Table(name, sa.MetaData(), schema=schema, autoload_with=conn)
     except NoSuchTableError as error:
         raise TableMissing(name, conn.dialect.name) from error
+    refuse_unkept(conn, table)
+    return table
 
 
 def _check_keys(conn: sa.Connection, source: OutboxSource) -> None:
@@ -195,6 +197,7 @@ def _check_table(conn: sa.Connection, table: sa.Table) -> None:
     if missing:
         remedy = f"compare it with what `python -m outbox.ddl {conn.dialect.name}` writes"
         raise OutboxConfigError(f"{table.name} has no column {', '.join(missing)}: {remedy}")
+    refuse_unkept(conn, table)
 
 
 def _refuse_unknown(path: Path, members: Mapping[str, Any], kind: type) -> None:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, event
@@ -11,7 +12,7 @@ from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePool
 from sqlalchemy.schema import conv
 
-from outbox.client.errors import Misuse
+from outbox.client.errors import Misuse, OutboxConfigError
 
 RECORD_TABLE: Final = "outbox_transaction"
 OUTBOX_TABLE: Final = "outbox_message"
@@ -106,6 +107,45 @@ def make_tables(metadata: sa.MetaData, schema: str | None = None) -> Iterable[sa
     return [make(metadata, schema=schema) for make in makers]
 
 
+_KEPT: WeakKeyDictionary[sa.Pool, set[str]] = WeakKeyDictionary()  # tables that were looked at, by database
+_ENGINE: Final = sa.text(
+    "SELECT e.engine FROM information_schema.tables t JOIN information_schema.engines e ON e.engine = t.engine"
+    " WHERE t.table_schema = COALESCE(:schema, DATABASE()) AND t.table_name = :name AND e.transactions <> 'YES'"
+)
+_IS_UNLOGGED: Final = sa.text("SELECT relpersistence = 'u' FROM pg_class WHERE oid = to_regclass(:name)")
+
+
+def refuse_unkept(conn: sa.Connection, table: sa.Table) -> None:
+    """Raises OutboxConfigError where a roll back would leave the table's rows, or a crash take them alone.
+
+    Whatever it was made as: servers change engines without a word, administrators do so for speed.
+    """
+    is_sqlite = conn.dialect.name == "sqlite"  # there each connection has its own setting
+    kept = conn.info.setdefault("outbox_kept", set()) if is_sqlite else _KEPT.setdefault(conn.engine.pool, set())
+    if table.fullname not in kept:
+        if (flaw := _find_flaw(conn, table)) is not None:
+            raise OutboxConfigError(flaw)
+        kept.add(table.fullname)
+
+
+def _find_flaw(conn: sa.Connection, table: sa.Table) -> str | None:
+    name = conn.dialect.identifier_preparer.format_table(table)
+    match conn.dialect.name:
+        case "sqlite":
+            mode = conn.exec_driver_sql("PRAGMA journal_mode").scalar_one()
+            is_file = any(file for _, place, file in conn.exec_driver_sql("PRAGMA database_list") if place == "main")
+            if mode == "off" or (mode == "memory" and is_file):
+                return f"with journal_mode {mode} SQLite takes nothing back after a crash: `PRAGMA journal_mode=WAL`"
+        case "mysql" | "mariadb":
+            engine = conn.scalar(_ENGINE, {"schema": table.schema, "name": table.name})
+            if engine is not None:
+                return f"{name} is of {engine}, which has no transactions: `ALTER TABLE {name} ENGINE=InnoDB`"
+        case "postgresql":
+            if conn.scalar(_IS_UNLOGGED, {"name": name}):
+                return f"{name} is unlogged, and a crash would empty it: `ALTER TABLE {name} SET LOGGED`"
+    return None
+
+
 def _final(name: str) -> str:
     """The same in a migration by hand and in a MetaData that has a naming convention: Alembic compares names."""
     return conv(name)
@@ -154,10 +194,11 @@ def _replace_inherited(connection: object, entry: ConnectionPoolEntry, proxy: Po
         raise DisconnectionError("made by the process that this one was forked from")
 
 
-def refuse_inherited(conn: Connection) -> None:
-    """Raises Misuse for one that was in use at the fork."""
+def refuse_inherited(conn: Connection) -> Connection:
+    """The same. Raises Misuse for one that was in use at the fork."""
     if conn.info.get(_PROCESS, os.getpid()) != os.getpid():
         raise Misuse(
             "the session was begun in the process that this one was forked from: close sessions before a fork, and call"
             " `engine.dispose(close=False)` in the child"
         )
+    return conn

@@ -32,7 +32,7 @@ from sqlalchemy.util import ScopedRegistry
 from outbox.client.checks import Check, Tell
 from outbox.client.errors import LocalTransactionBarred, Misuse, OutboxConfigError, TableMissing
 from outbox.client.listener import Answered, Remarked, Resolution
-from outbox.tables import BARRED, CLEANED, CLEANED_ID, WRITTEN, make_record_table, refuse_inherited
+from outbox.tables import BARRED, CLEANED, CLEANED_ID, WRITTEN, make_record_table, refuse_inherited, refuse_unkept
 
 if TYPE_CHECKING:  # at run time it needs greenlet, which comes with `sqlalchemy[asyncio]` only
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
@@ -190,9 +190,7 @@ def find_connection(session: Session | Connection, other: str) -> Connection:
         raise Misuse(f"a session of asyncio needs {other}")
     if isinstance(session, type) or not hasattr(session, "connection"):
         raise Misuse(f"a session or connection of SQLAlchemy is needed, not {type(session).__name__}")
-    conn = session if isinstance(session, Connection) else session.connection()
-    refuse_inherited(conn)
-    return conn
+    return refuse_inherited(session if isinstance(session, Connection) else session.connection())
 
 
 def find_scoped(session: Any) -> Any:  # noqa: ANN401 - of any kind
@@ -386,6 +384,7 @@ class TransactionRecord:
         conn = find_connection(session, "AsyncTransactionRecord")
         if is_autocommitting(conn):
             raise OutboxConfigError("with AUTOCOMMIT there is no local transaction that a record could be part of")
+        refuse_unkept(conn, self.table)
         try:
             insert_record(conn, self.table, transaction_id, producer_group)
         except IntegrityError as error:

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from outbox.client.errors import Misuse, TableMissing
+from outbox.client.errors import Misuse, OutboxConfigError, TableMissing
 from outbox.client.listener import Resolution
 from outbox.inbox import AsyncInbox, Inbox
 from outbox.tables import make_record_table
@@ -92,4 +92,17 @@ async def test_asyncpg_does_the_same(user_database: UserDatabase) -> None:
     with pytest.raises(Misuse, match="inbox"):
         await act("SELECT 1 / 0")
     assert await act("SELECT 1")
+    await engine.dispose()
+
+
+async def test_unlogged_table_is_refused_by_asyncpg_too(user_database: UserDatabase) -> None:
+    """It reads some of PostgreSQL's own types as bytes."""
+    engine, inbox = user_database.async_engine(), AsyncInbox("stamps")
+    async with engine.begin() as conn:
+        await conn.run_sync(inbox.table.metadata.create_all)
+        await conn.exec_driver_sql("ALTER TABLE outbox_inbox SET UNLOGGED")
+    async with AsyncSession(engine) as session:
+        with pytest.raises(OutboxConfigError, match="unlogged"):
+            async with inbox.once(session, "id"):
+                pass
     await engine.dispose()

@@ -111,18 +111,19 @@ def test_only_committed_rows_are_published(world: OutboxWorld) -> None:
     assert world.count() == (0, 0)
 
 
-async def test_async_enqueue_is_published_too(user_database: UserDatabase) -> None:
-    """The twin for asyncio writes the same row; null stays null."""
+@pytest.mark.parametrize("raw", [None, b"", b"a\\'\x00\xff\n"])
+async def test_async_enqueue_is_published_too(user_database: UserDatabase, raw: bytes | None) -> None:
+    """The twin for asyncio writes the same row, with any driver; null stays null."""
     world = OutboxWorld(user_database)
     engine = user_database.async_engine()
     async with AsyncSession(engine) as session:
-        await enqueue_async(session, Sent("orders", None, None), ordering_key="k é", table=world.table)
+        await enqueue_async(session, Sent("orders", raw, raw), ordering_key="k é", table=world.table)
         await session.commit()
     await engine.dispose()
     bridge = MemoryHandOver()
     world.relay(bridge).run_once()
     (row,) = bridge.published
-    assert (row.key, row.value, row.headers, row.ordering_key) == (None, None, (), "k é")
+    assert (row.key, row.value, row.headers, row.ordering_key) == (raw, raw, (), "k é")
 
 
 def test_unsure_row_holds_back_those_after_it_and_no_others(world: OutboxWorld) -> None:

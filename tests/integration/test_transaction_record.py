@@ -9,7 +9,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from outbox.client.errors import LocalTransactionBarred, OutboxConfigError
 from outbox.client.listener import Resolution
-from outbox.tables import make_record_table
+from outbox.client.message import Message
+from outbox.enqueue import enqueue
+from outbox.hand_over import MemoryHandOver
+from outbox.inbox import Inbox
+from outbox.relay import RelayConfig
+from outbox.relay_database import OutboxDatabase, SourceSpec
+from outbox.tables import make_record_table, make_tables
 from outbox.transaction_record import AsyncTransactionRecord, RecordConfig, TransactionRecord
 from tests.support.record_checks import ask, ask_why, make_check
 from tests.support.user_database import UserDatabase
@@ -90,6 +96,46 @@ def test_running_local_transaction_is_unknown_and_disturbs_no_other(
             assert ask(record, engine, gone, running, lost) == [others, UNKNOWN, others]
             session.commit()
         assert ask(record, engine, gone, running, lost) == [ROLLBACK, COMMIT, ROLLBACK]
+
+
+UNKEPT = {"postgresql": "ALTER TABLE {} SET UNLOGGED", "mariadb": "ALTER TABLE {} ENGINE=MyISAM"}
+
+
+def test_tables_that_go_other_ways_than_the_local_transaction_are_refused(
+    user_database: UserDatabase, engine: sa.Engine
+) -> None:
+    """What was rolled back would be answered COMMIT, and published; what a crash took alone would be ROLLBACK."""
+    tables = make_tables(sa.MetaData())
+    for table in tables:
+        table.create(engine, checkfirst=True)
+        if user_database.name != "sqlite":
+            with engine.begin() as conn:
+                conn.exec_driver_sql(UNKEPT[user_database.name].format(table.name))
+    with orm.Session(engine) as session:
+        if user_database.name == "sqlite":
+            session.connection().exec_driver_sql("PRAGMA journal_mode=OFF")
+        for act in (
+            lambda: TransactionRecord().write(session, "undone", "orders"),
+            lambda: enqueue(session, Message("orders")),
+            lambda: Inbox("stamps").once(session, "orders/0/1").__enter__(),
+        ):
+            with pytest.raises(OutboxConfigError, match=r"ALTER TABLE .* (SET LOGGED|ENGINE=InnoDB)|journal_mode=WAL"):
+                act()
+    if user_database.name != "sqlite":
+        opened = OutboxDatabase(user_database.url)
+        with pytest.raises(OutboxConfigError, match="ALTER TABLE outbox_message"):
+            opened.open_relay(SourceSpec(), MemoryHandOver(), RelayConfig())
+        opened.close()
+
+
+def test_database_in_memory_keeps_its_journal_there() -> None:
+    """As tests have it: nothing of it outlives a crash."""
+    engine, record = sa.create_engine("sqlite://"), TransactionRecord(make_record_table(sa.MetaData()))
+    record.table.create(engine)
+    with orm.Session(engine) as session:
+        record.write(session, "kept", "orders")
+        session.commit()
+    engine.dispose()
 
 
 @pytest.mark.parametrize("user_database", ["postgresql"], indirect=True)
