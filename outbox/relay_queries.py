@@ -43,7 +43,7 @@ def of_source(tables: Tables) -> sa.ColumnElement[bool]:
 
 def is_among(dialect: sa.Dialect, column: sa.ColumnElement[Any], values: Sequence[Any]) -> sa.ColumnElement[bool]:
     """Whether it is one of these. On PostgreSQL they are one parameter: hundreds are slow to bind and to plan."""
-    if dialect.name != "postgresql":
+    if dialect.name != "postgresql" or isinstance(values[0], bytes):  # psycopg may write a list of bytes as others
         return column.in_(values)
     kind = sa.ARRAY(column.type)
     if not isinstance(values[0], str | int | uuid.UUID):

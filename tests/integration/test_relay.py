@@ -247,6 +247,9 @@ SHAPES = {
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rows_whose_keys_no_lease_can_hold_are_no_one_row(world: OutboxWorld, shape: str) -> None:
     """Cut off at 64 signs, or with a ? for each other one, two were one: the second row was deleted unpublished."""
+    if world.database.name == "postgresql":  # as old databases have it: rows with keys of bytes were never found
+        with world.engine.begin() as conn:
+            conn.exec_driver_sql(f"ALTER DATABASE {conn.engine.url.database} SET standard_conforming_strings = off")
     has_no_bytes = world.database.name == "sqlite"  # as keys
     kind, make = SHAPES["long" if has_no_bytes and "bytes" in shape else shape]
     events = make_events(world, kind)
