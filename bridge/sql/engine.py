@@ -42,7 +42,7 @@ _POSTGRES: dict[str, SqlUnavailable] = {
     "42703": SqlUnavailable(_NOT_MIGRATED, retry_helps=False),
     "42501": SqlUnavailable("the database refuses: privileges are missing", retry_helps=False),
     "57014": SqlUnavailable("a statement took too long"),
-    "25006": SqlUnavailable("the database is read-only"),
+    "25006": SqlUnavailable("the database is read-only; a URL of many hosts needs target_session_attrs=read-write"),
     "25P03": SqlUnavailable("the database ended an idle SQL transaction"),
     "53": SqlUnavailable("the database is out of resources"),
     "58": SqlUnavailable("the database has a system error"),
