@@ -183,6 +183,7 @@ class Relay:
         self._tables = Tables(source, leases, self._config.parked_holds)
         self._now_ms = monotonic_ms
         self._place = ReadPosition()
+        self._is_read_whole = False
         self._cleaned_after: str | None = None
         self._cleaned_ms = 0
 
@@ -271,6 +272,9 @@ class Relay:
         until_ms = self._now_ms() + self._config.lease_ms - self._config.hand_over_ms
         token = str(uuid.uuid4())
         with self._engine.connect() as conn, relay_transaction(conn):
+            if not self._is_read_whole:
+                refuse_charset(conn)
+                self._is_read_whole = True
             found = claim_rows(conn, self._tables, token, self._config.lease_ms, self._config.max_rows, self._place)
         self._place = found.place
         if not found.rows and not found.unread:
@@ -342,6 +346,16 @@ class Relay:
                 )
 
 
+def refuse_charset(conn: sa.Connection) -> None:
+    """The server writes a ? for each sign that the connection's character set lacks, and says nothing."""
+    if conn.dialect.name in {"mysql", "mariadb"}:
+        charset = conn.scalar(sa.text("SELECT @@character_set_results"))
+        if charset != "utf8mb4":
+            raise OutboxConfigError(
+                f"messages would be read in {charset}, with a ? for other signs: add charset=utf8mb4 to the URL"
+            )
+
+
 def decide_mark(row: OutboxRow, handed: PublishResult, config: RelayConfig) -> Mark | None:
     """What to note of a row; None if it was published. A refused one is parked, an unsure one tried again."""
     if handed.fate is PublishStatus.PUBLISHED:
@@ -362,7 +376,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _describe(error: Exception) -> str:
-    """Of a database's error its own words; of all else the kind, for nobody knows what its text has in it."""
-    original = getattr(error, "orig", None)
+    """Of a database's error, and of ours, the words; of all else the kind, for nobody knows what its text has in it."""
+    original = error if isinstance(error, OutboxConfigError) else getattr(error, "orig", None)
     kind = type(error).__name__
     return kind if original is None else f"{kind}: {first_line(original)}"

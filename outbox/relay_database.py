@@ -12,7 +12,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, NoSuchT
 
 from outbox.client.errors import DatabaseUnavailable, OutboxConfigError, TableMissing
 from outbox.hand_over import HandOver
-from outbox.relay import Relay, RelayConfig, first_line
+from outbox.relay import Relay, RelayConfig, first_line, refuse_charset
 from outbox.sources import ColumnMap, MappedSource, OutboxSource, OwnSource, debezium_source
 from outbox.tables import LEASE_TABLE, OUTBOX_TABLE, make_lease_table, make_outbox_table, refuse_unkept
 
@@ -68,6 +68,7 @@ class OutboxDatabase:
         mapped = None if spec.kind in {OWN, DEBEZIUM} else read_mapped_file(Path(spec.kind))
         schema = spec.schema if mapped is None else mapped.schema
         with told_errors(), self._engine.connect() as conn:
+            refuse_charset(conn)
             source = _named_source(conn, spec) if mapped is None else _mapped_source(conn, mapped)
             _check_keys(conn, source)
             leases = make_lease_table(sa.MetaData(), spec.lease_table, schema)
@@ -116,7 +117,9 @@ def _make_engine(url: str) -> sa.Engine:
     try:
         parsed = sa.make_url(url)
         timeout = _CONNECT_NAMES.get(parsed.get_backend_name())
-        arguments = {} if timeout is None else {timeout: _CONNECT_S}
+        arguments: dict[str, Any] = {} if timeout is None else {timeout: _CONNECT_S}
+        if parsed.get_dialect().driver == "psycopg":  # it reads bytes where the database's own is SQL_ASCII
+            arguments["client_encoding"] = "utf8"
         engine = sa.create_engine(parsed, pool_pre_ping=True, connect_args=arguments)
     except (NoSuchModuleError, ModuleNotFoundError) as error:
         remedy = _DRIVERS.get(url.partition("://")[0].partition("+")[0], "install one that SQLAlchemy knows")

@@ -10,12 +10,15 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import orm
 
+from outbox.client.errors import OutboxConfigError
 from outbox.enqueue import enqueue
 from outbox.hand_over import MemoryHandOver, OutboxRow, PublishResult
 from outbox.relay import Notifier, Relay, RelayConfig
+from outbox.relay_database import OutboxDatabase, SourceSpec
 from outbox.sources import OwnSource
 from tests.support.cli_process import wait_for
 from tests.support.outbox_world import OutboxWorld, Sent
+from tests.support.postgres import PostgresServer
 from tests.support.user_database import MortalDatabase, Server, UserDatabase
 
 # PyMySQL leaves the sockets of refused connections to the garbage collector
@@ -160,7 +163,8 @@ class Interrupt(threading.Event):
 def test_relay_that_is_interrupted_leaves_nothing_in_the_pool(user_database: UserDatabase) -> None:
     """Its connection for notifications commits each statement by itself: the service's next session kept what was
     rolled back."""
-    world, engine = OutboxWorld(user_database), sa.create_engine(user_database.url)
+    world = OutboxWorld(user_database)
+    engine = sa.create_engine(user_database.url, pool_use_lifo=True)  # what the relay gave back last comes first
     with pytest.raises(KeyboardInterrupt):
         Relay(engine, MemoryHandOver(), OwnSource(world.table), world.leases).run_forever(Interrupt(engine))
     gc.collect()
@@ -183,3 +187,29 @@ def test_relay_leaves_a_server_that_takes_no_writes_any_more(user_database: User
         relay.run_once()
     assert relay.run_once().published == 1
     engine.dispose()
+
+
+@pytest.mark.parametrize("user_database", ["mariadb"], indirect=True)
+def test_relay_that_would_read_other_messages_than_were_written_is_refused(user_database: UserDatabase) -> None:
+    """MariaDB gives a ? for each sign that the connection's character set lacks: messages were published so."""
+    OutboxWorld(user_database).engine.dispose()
+    opened = OutboxDatabase(f"{user_database.url}&charset=utf8mb3")
+    with pytest.raises(OutboxConfigError, match="charset=utf8mb4"):
+        opened.open_relay(SourceSpec(), MemoryHandOver(), RelayConfig())
+    opened.close()
+    engine = sa.create_engine(f"{user_database.url}&charset=latin1")
+    world = OutboxWorld(user_database)
+    with pytest.raises(OutboxConfigError, match="charset=utf8mb4"):
+        Relay(engine, MemoryHandOver(), OwnSource(world.table), world.leases).run_once()
+    engine.dispose()
+
+
+def test_database_without_an_encoding_is_read(postgres: PostgresServer) -> None:
+    """As initdb makes it where no language is set: drivers read bytes for texts, and nothing could be read of these."""
+    url = postgres.create("template0 ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'")
+    world = OutboxWorld(UserDatabase("postgresql", f"{url}&client_encoding=utf8", ""))
+    world.enqueue(Sent("orders", "k é".encode()))
+    opened, bridge = OutboxDatabase(url), MemoryHandOver()
+    assert opened.open_relay(SourceSpec(), bridge, RelayConfig()).run_once().published == 1
+    opened.close()
+    world.engine.dispose()
