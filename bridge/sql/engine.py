@@ -38,8 +38,7 @@ _NOT_MIGRATED = "the database is not migrated: run `outbox-bridge migrate`"
 
 # SQLSTATE, or its class -> what it means. Source: PostgreSQL, appendix A.
 _POSTGRES: dict[str, SqlUnavailable] = {
-    "42P01": SqlUnavailable(_NOT_MIGRATED, retry_helps=False),
-    "42703": SqlUnavailable(_NOT_MIGRATED, retry_helps=False),
+    **dict.fromkeys(("42P01", "42703"), SqlUnavailable(_NOT_MIGRATED, retry_helps=False)),
     "42501": SqlUnavailable("the database refuses: privileges are missing", retry_helps=False),
     "57014": SqlUnavailable("a statement took too long"),
     "25006": SqlUnavailable("the database is read-only; a URL of many hosts needs target_session_attrs=read-write"),
@@ -47,6 +46,7 @@ _POSTGRES: dict[str, SqlUnavailable] = {
     "53": SqlUnavailable("the database is out of resources"),
     "58": SqlUnavailable("the database has a system error"),
     "28": SqlUnavailable("the database refuses the login", retry_helps=False),
+    "3F": SqlUnavailable("no schema of the role's `search_path` is there, or may be used", retry_helps=False),
     "3D": SqlUnavailable("there is no such database", retry_helps=False),
 }
 _POSTGRES_REPEATABLE = {"40001", "40P01", "55P03"}

@@ -95,3 +95,10 @@ def test_database_that_has_no_place_for_all_signs_is_refused(postgres: PostgresS
         with pytest.raises(SqlUnavailable, match=f"{encoding}.*ENCODING 'UTF8'") as refused:
             look(url)
         assert not refused.value.retry_helps
+
+
+def test_role_without_a_schema_is_told(postgres: PostgresServer) -> None:
+    """Instead of a stack trace."""
+    url = sa.make_url(postgres.create()).update_query_dict({"options": "-csearch_path=nowhere"})
+    with pytest.raises(SqlUnavailable, match="search_path"):
+        upgrade(url.render_as_string(hide_password=False))
