@@ -231,7 +231,10 @@ class LoopConnection:
 
     def _find_caller(self) -> Caller:
         """The calls of the running loop; those of one that has been closed are gone with it. Raises Misuse."""
-        loop = asyncio.get_running_loop()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError as error:  # as under trio
+            raise Misuse("an AsyncBridge needs asyncio's event loop; a Bridge needs none") from error
         if self._caller is None or (self._loop is not loop and self._loop is not None and self._loop.is_closed()):
             self._loop = loop
             transport = LoopTransport(self.url, self.config.http)

@@ -112,6 +112,12 @@ async def in_another_loop(desk: Desk) -> None:
     await asyncio.to_thread(asyncio.run, desk.async_bridge.publish(Message("orders", value="v")))
 
 
+async def in_no_loop(desk: Desk) -> None:
+    """Under trio there is none of asyncio's."""
+    publishing = desk.async_bridge.publish(Message("orders", value="v"))
+    await asyncio.to_thread(publishing.send, None)
+
+
 def commit_inside(desk: Desk) -> None:
     session = Session(desk.engine)
     desk.block(lambda transaction: [send(transaction), session.commit()], session)
@@ -175,6 +181,7 @@ USES: dict[str, tuple[Use, str, str]] = {
     ),
     "closed": (after_close, "Closed", "used after close"),
     "two event loops": (in_another_loop, "Misuse", "in use in another event loop: make one for each"),
+    "no event loop": (in_no_loop, "Misuse", "an AsyncBridge needs asyncio's event loop; a Bridge needs none"),
     "`with` for an AsyncBridge": (bridge_by_with, "Misuse", "AsyncBridge is entered by `async with`"),
     # --- the block ---
     "asyncio's session": (
