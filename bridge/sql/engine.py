@@ -270,7 +270,7 @@ def _parse_url(text: str) -> URL:
     if backend == "sqlite":
         if url.database in {None, "", ":memory:"}:
             raise ConfigError("SQLite needs a file: sqlite:///path")
-        return url
+        return url.set(drivername="sqlite")
     if backend in {"postgresql", "postgres"}:
         return url.set(drivername="postgresql+psycopg")
     raise ConfigError(f"the database must be sqlite or postgresql, not {backend}")

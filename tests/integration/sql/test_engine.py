@@ -1,10 +1,11 @@
 """Short SQL transactions on threads, on both databases: nothing waits for ever, nothing is applied by halves."""
 
 import asyncio
+import sqlite3
 import threading
 import traceback
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psycopg
@@ -16,7 +17,7 @@ from sqlalchemy import Connection
 from api.web.health import check_sql
 from bridge.core.errors import ConfigError, SqlUnavailable
 from bridge.sql.bulk import insert_rows
-from bridge.sql.engine import Database, SqlConfig, translate_error
+from bridge.sql.engine import Database, SqlConfig, translate_error, upgrade
 from bridge.sql.tables import group_counts, leases, transaction_keys
 
 QUICK = SqlConfig(statement_timeout_ms=300, admission_timeout_ms=200, call_timeout_ms=5_000, threads=2)
@@ -172,6 +173,13 @@ async def test_database_without_tables_names_the_remedy(empty_database_url: str)
         await database.read(count_leases)
     assert not caught.value.retry_helps
     await database.close()
+
+
+def test_driver_in_the_url_does_not_count(tmp_path: Path) -> None:
+    """Services with asyncio have such URLs: the bridge's threads take a driver of their own."""
+    upgrade(f"sqlite+aiosqlite:///{tmp_path / 'bridge.db'}")
+    with closing(sqlite3.connect(tmp_path / "bridge.db")) as conn:
+        assert conn.execute("SELECT count(*) FROM alembic_version").fetchall() == [(1,)]
 
 
 async def test_slow_read_is_stopped(quick: Database) -> None:
