@@ -5,6 +5,7 @@ before anybody logs in. Source: KIP-511, KIP-584; the levels are Kafka's Metadat
 """
 
 import asyncio
+import socket
 import ssl
 import struct
 from collections.abc import Mapping, Sequence
@@ -46,13 +47,14 @@ Options = Mapping[str, str | int | float | bool]
 class BrokerVersion:
     """What the broker at `address` is. `finalized`: the release whose features are in force, if it is another one.
 
-    `unasked`: why it could not be asked.
+    `unasked`: why it could not be asked; `is_away`: since nobody takes connections at the address that it gives.
     """
 
     address: str
     release: str | None = None
     finalized: str | None = None
     unasked: str | None = None
+    is_away: bool = False
 
     @property
     def harm(self) -> str:
@@ -67,7 +69,7 @@ class BrokerVersion:
     def found(self) -> str:
         """In words."""
         if self.unasked is not None:
-            return f"cannot be asked: {self.unasked}"
+            return f"cannot be {'reached' if self.is_away else 'asked'}: {self.unasked}"
         if self.release is None:
             return _UNTOLD
         if self.harm:
@@ -135,7 +137,8 @@ async def ask_version(address: str, tls: ssl.SSLContext | None = None) -> Broker
     except asyncio.IncompleteReadError:
         return BrokerVersion(address, unasked=_NO_ANSWER)
     except (OSError, ValueError) as error:
-        return BrokerVersion(address, unasked=str(error) or "no answer")
+        is_away = isinstance(error, (ConnectionRefusedError, TimeoutError, socket.gaierror))
+        return BrokerVersion(address, unasked=str(error) or "no answer", is_away=is_away)
     return read_version(address, answer)
 
 

@@ -80,7 +80,11 @@ _TIMEOUT_S = 15.0
 _MOST_GROUPS = 10_000
 _PROBES_AT_ONCE = 8
 
-_KAFKA_REMEDY = "Start Kafka, correct kafka.bootstrap.servers, or open the network; `outbox-bridge dev` starts one."
+_KAFKA_REMEDY = (
+    "Start Kafka, correct kafka.bootstrap.servers or the brokers' advertised.listeners, or open the network; "
+    "`outbox-bridge dev` starts one."
+)
+_AWAY_REMEDY = "Give the brokers advertised.listeners that this machine can reach, or open the network."
 _MIGRATE_REMEDY = "Run `outbox-bridge migrate`."
 
 
@@ -149,7 +153,10 @@ async def _examine_kafka(settings: Settings, roles: Roles, *, is_sql_seen: bool)
         return [Diagnosis(BROKEN, "Kafka", f"{servers} cannot be reached: {error or 'no answer'}", _KAFKA_REMEDY)]
     try:
         found = [Diagnosis(OK, "Kafka", f"{', '.join(cluster.brokers)} (cluster {cluster.cluster_id})")]
-        found += [_judge_version(answer) for answer in await ask_versions(cluster.brokers, settings.kafka)]
+        answers = await ask_versions(cluster.brokers, settings.kafka)
+        if away := [answer for answer in answers if answer.is_away]:  # the rest would blame rights and topics
+            return [Diagnosis(BROKEN, "Kafka", f"{servers} answers; of its brokers {one}", _AWAY_REMEDY) for one in away]
+        found += [_judge_version(answer) for answer in answers]
         found += _examine_encryption(settings)
         found += await _guard("rights", _examine_rights(parts, topics, roles))
         if is_sql_seen:

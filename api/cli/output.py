@@ -61,7 +61,8 @@ class CommandFailed(Exception):
 Told = tuple[Exit, str, str]
 
 _KAFKA_REMEDY = (
-    "Does Kafka run at kafka.bootstrap.servers (`outbox-bridge config show`)? "
+    "Does Kafka run at kafka.bootstrap.servers (`outbox-bridge config show`), and can this machine reach the addresses "
+    "that its brokers give (their advertised.listeners)? "
     "`outbox-bridge doctor` looks; `outbox-bridge dev` starts one on this machine."
 )
 TIMEOUT_REMEDY = "Set transaction.max.timeout.ms on the brokers to 10000 or more; Kafka's default is 900000."

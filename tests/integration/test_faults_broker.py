@@ -44,5 +44,15 @@ def test_broker_that_lets_no_kafka_transaction_last_as_long_as_the_bridges_is_to
     assert "Allow Write and Describe on transactional ids" not in told
 
 
+def test_broker_that_gives_an_address_nobody_can_reach_is_told(broker_factory: BrokerFactory, tmp_path: Path) -> None:
+    """As one in a container does: it answers, then names its address, its setting that says so, and no right."""
+    kafka = broker_factory({"advertised.listeners": "P://127.0.0.1:9"}).bootstrap
+    bridge = Bridge(kafka, tmp_path, "away.", f"sqlite:///{tmp_path / 'bridge.db'}")
+    for told in (bridge.run_refused("migrate"), " ".join(bridge.run_refused("doctor").split())):
+        assert "127.0.0.1:9 " in told.replace("127.0.0.1:9/1", "127.0.0.1:9 ")
+        assert "advertised.listeners" in told
+        assert "transactional ids" not in told
+
+
 def prepare_of(topic: str) -> dict[str, object]:
     return {"producer_group": "other", "messages": [{"topic": topic, "value": "?"}]}

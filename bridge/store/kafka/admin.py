@@ -102,7 +102,7 @@ class Asker:
             raise self.make_error(raised) from raised
         except TimeoutError:
             self._hear_nothing(opened, about, began)
-            raise StoreTimeout(f"no answer from {self._servers}") from None
+            raise StoreTimeout(f"no answer from {self._servers}{self._tell_complaint()}") from None
         finally:
             opened.poll()
         if any(map(_is_silent, answers.values())):
@@ -118,6 +118,7 @@ class Asker:
         try:
             answer = await asyncio.to_thread(lambda: call(_client_of(opened), self._timeout_s))
         except KafkaException as raised:
+            opened.poll()
             if _is_silent(raised):
                 self._hear_nothing(opened, None, began)
             raise self.make_error(raised) from raised
@@ -133,9 +134,15 @@ class Asker:
             await asyncio.wait(self._ending)
 
     def make_error(self, raised: KafkaException) -> StoreError:
-        """Names the servers where nobody has answered."""
+        """Names the servers where nobody has answered, and why: one of them may have answered, and have named another
+        address (`advertised.listeners`)."""
         error = make_store_error(error_of(raised))
-        return StoreTimeout(f"{error}, at {self._servers}") if isinstance(error, StoreTimeout) else error
+        if not isinstance(error, StoreTimeout):
+            return error
+        return StoreTimeout(f"{error}, at {self._servers}{self._tell_complaint()}")
+
+    def _tell_complaint(self) -> str:
+        return f"; {self.errors.last_error}" if self.errors.last_error else ""
 
     def _hear_nothing(self, opened: _Opened, about: Hashable, began: float) -> None:
         if self._opened is not opened or not self._silence.go_on(about, began):

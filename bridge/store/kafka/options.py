@@ -87,7 +87,8 @@ class ClientErrors:
 
     def note(self, error: KafkaError) -> None:
         """librdkafka's `error_cb`; called in the thread that polls."""
-        self.last_error = f"{error.name()}: {error.str()}"
+        if self.last_error is None or error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - says less
+            self.last_error = f"{error.name()}: {error.str()}"
         self.last_error_monotonic_ms = time.monotonic_ns() // 1_000_000
         self.codes.add(error.code())
         if error.fatal() or error.code() == KafkaError._FATAL:  # noqa: SLF001 - the client's public name for it
