@@ -150,6 +150,8 @@ class SealWatch:
         self.seals = seals or OpSeals(Keyring())
         self._forged: set[tuple[int, int]] = set()
         self.met: set[int] = set()  # queues with such records
+        self.settled: set[int] = set()  # queues with a position that was sealed with a key of this database
+        self.settled_by_others: set[int] = set()  # queues with a position that was not
 
     @property
     def forged(self) -> int:
@@ -164,8 +166,12 @@ class SealWatch:
             if place not in self._forged:
                 _LOG.error("op_record_not_ours", queue=queue_id, offset=message.queue_offset)
             self.met.add(queue_id)
+            if message.key == POSITION_KEY:
+                self.settled_by_others.add(queue_id)
             if len(self._forged) < _MOST_KNOWN:
                 self._forged.add(place)
+        elif message.key == POSITION_KEY and message.queue_offset >= self.seals.believed.get(queue_id, 0):
+            self.settled.add(queue_id)
         return value
 
 
@@ -176,7 +182,8 @@ class DatabaseMark:
     """Which database the settlers of a bridge have, noted in Kafka with each queue's consume offset.
 
     What a settler with another database has written looks like a forger's, and would be decided and published again.
-    A forger cannot write this note: that takes the right to the group. Where it is lost, records say what they say.
+    A forger cannot write this note: that takes the right to the group. Where it is lost, as after a week without a
+    member, positions say who has settled: a database that has none of its own beside those of others is another one.
     """
 
     def __init__(self, store: MessageStore, topics: InternalTopics, watch: SealWatch) -> None:
@@ -206,12 +213,17 @@ class DatabaseMark:
             )
 
     async def find_others(self, queue_ids: Collection[int]) -> list[int]:
-        """Queues that a settler with another database has had last. Raises StoreError."""
+        """Queues that a settler with another database has had last, or may have had. Raises StoreError."""
         if not (own := self._own_texts()):
             return []
         queues = [MessageQueue(self._topics.half, queue_id) for queue_id in queue_ids]
         found = await self._store.get_consume_offsets(self._topics.group, queues)
-        return sorted(queue.queue_id for queue, consumed in found.items() if consumed.note not in ("", *own))
+        unsaid = self._watch.settled_by_others - self._watch.settled
+        return sorted(
+            queue.queue_id
+            for queue, consumed in found.items()
+            if consumed.note not in own and (consumed.note or queue.queue_id in unsaid)
+        )
 
     def _own_texts(self) -> list[str]:
         keyring = self._watch.seals.keyring

@@ -7,6 +7,7 @@ import pytest
 
 from tests.contract.world import fresh_name
 from tests.support.bridge_process import Bridge, BridgeProcess, create_topics, read_committed, wait_until
+from tests.support.cluster_acts import delete_group
 
 USAGE = 2
 
@@ -59,6 +60,22 @@ def test_settler_with_another_database_publishes_nothing_again(kafka: str, topic
     with bridge.serve() as process:
         commit(process, topic, "f")
     assert seen(kafka, topic) == "abcdef"
+
+
+def test_settler_with_another_database_is_known_without_its_note(kafka: str, topic: str, tmp_path: Path) -> None:
+    """Kafka forgets the offsets of a group that had no member for a week, and operators delete idle groups, and with
+    them the note of whose database it was: nothing is published again (D), and the right one goes on."""
+    bridge = Bridge.create(kafka, tmp_path)
+    other = with_another_database(bridge, "other")
+    other.run("migrate")
+    with bridge.serve() as process:
+        commit(process, topic, "abcd")
+    assert delete_group(kafka, bridge.group)
+    assert "database_url" in refused(other)
+    delete_group(kafka, bridge.group)
+    with bridge.serve() as process:
+        commit(process, topic, "e")
+    assert seen(kafka, topic) == "abcde"
 
 
 def test_new_database_takes_the_topics_from_a_lost_one(kafka: str, topic: str, tmp_path: Path) -> None:
