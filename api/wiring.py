@@ -104,7 +104,8 @@ class KafkaParts:
         self._destinations = KnownTopics(self.admin, SystemClock())
         self.owners = KafkaOwnerStore(config, self._destinations.max_message_bytes)
         self.store = KafkaMessageStore(config, self.owners)
-        self._gathering = KafkaOwnerStore(KafkaConfig({**settings.kafka, **_GATHERING}))
+        self._gathering = KafkaOwnerStore(replace(config, options={**settings.kafka, **_GATHERING}))
+        self.held_back_ms = config.held_back.find_ms
 
     def back(self, database: Database, open_caller: Callable[[], CheckCaller]) -> Backing:
         """What a process stands on, with the machine's time and chance."""
@@ -357,7 +358,9 @@ class _Process:
             trials=node.trials,
             search=node.search,
             parked=node.parked,
-            readiness=make_readiness(node, self._kafka.last_error, certificates, self._board, self._versions),
+            readiness=make_readiness(
+                node, self._kafka.last_error, certificates, self._board, self._versions, self._kafka.held_back_ms
+            ),
             limits=HttpLimits(
                 body_bytes=limits.body_bytes,
                 receive_s=http.receive_seconds,

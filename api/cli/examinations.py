@@ -154,8 +154,8 @@ async def _examine_kafka(settings: Settings, roles: Roles, *, is_sql_seen: bool)
     try:
         found = [Diagnosis(OK, "Kafka", f"{', '.join(cluster.brokers)} (cluster {cluster.cluster_id})")]
         answers = await ask_versions(cluster.brokers, settings.kafka)
-        if away := [answer for answer in answers if answer.is_away]:  # the rest would blame rights and topics
-            return [Diagnosis(BROKEN, "Kafka", f"{servers} answers; of its brokers {one}", _AWAY_REMEDY) for one in away]
+        if away := [str(answer) for answer in answers if answer.is_away]:  # the rest would blame rights and topics
+            return [Diagnosis(BROKEN, "Kafka", f"{servers} answers; of its brokers {', '.join(away)}", _AWAY_REMEDY)]
         found += [_judge_version(answer) for answer in answers]
         found += _examine_encryption(settings)
         found += await _guard("rights", _examine_rights(parts, topics, roles))

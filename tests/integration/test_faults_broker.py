@@ -5,6 +5,7 @@ from pathlib import Path
 from bridge.store.kafka.options import TRANSACTION_TIMEOUT_MS
 from tests.support.bridge_process import Bridge, create_topics, read_committed, wait_until
 from tests.support.broker import BrokerFactory
+from tests.support.cluster_acts import set_default_quota
 from tests.support.fault_load import Load
 
 SEED = 4_711
@@ -52,6 +53,25 @@ def test_broker_that_gives_an_address_nobody_can_reach_is_told(broker_factory: B
         assert "127.0.0.1:9 " in told.replace("127.0.0.1:9/1", "127.0.0.1:9 ")
         assert "advertised.listeners" in told
         assert "transactional ids" not in told
+
+
+def test_quota_of_kafka_is_told(broker_factory: BrokerFactory, tmp_path: Path) -> None:
+    """A throttled bridge looks like a slow one: its readiness and its log say what holds it up, and it stays ready."""
+    kafka = broker_factory().bootstrap
+    create_topics(kafka, {"orders": 1})
+    bridge = Bridge.create(kafka, tmp_path, queues=1)
+    with bridge.serve() as process:
+
+        def is_told() -> bool:
+            process.post("/v1/transactions", prepare_of("orders"))
+            (check,) = (one for one in process.get("/readyz?verbose").json()["checks"] if one["name"] == "kafka")
+            assert check["ok"] or check["degraded"], check
+            return "quota" in check["detail"]
+
+        assert not is_told()
+        set_default_quota(kafka, "producer_byte_rate", 500)
+        wait_until(is_told, name="the quota in readiness")
+        assert "kafka_quota_reached" in process.log.read_text()
 
 
 def prepare_of(topic: str) -> dict[str, object]:

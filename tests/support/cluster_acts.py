@@ -1,6 +1,7 @@
 """What an administrator does to topics and groups of a running Kafka, and what its internal records say."""
 
 import json
+import subprocess
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
+from bridge.broker.jars import fetch_jars
+from bridge.broker.ports import find_java
 from bridge.core.position import MIGRATE_OWNER
 from tests.support.bridge_process import Bridge, read_committed, wait_until
 
@@ -114,6 +117,16 @@ def reset_offsets(kafka: str, group: str, topic: str, offsets: Mapping[int, int]
     except KafkaException:
         return False
     return all(place.error is None for place in answered.topic_partitions or ())
+
+
+def set_default_quota(kafka: str, name: str, value: int) -> None:
+    """Of all clients: the Python client cannot set one, so Kafka's own command does."""
+    command = ("kafka.admin.ConfigCommand", "--bootstrap-server", kafka, "--alter", "--entity-type", "clients")
+    options = ("--entity-default", "--add-config", f"{name}={value}")
+    jars = f"{fetch_jars()}/*"
+    subprocess.run(
+        (str(find_java().path), "-cp", jars, *command, *options), check=True, capture_output=True, timeout=90
+    )
 
 
 def count_members(kafka: str, group: str) -> int:

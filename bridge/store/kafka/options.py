@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+import structlog
+from confluent_kafka import KafkaError, KafkaException, Producer, ThrottleEvent
 
 from bridge.core.errors import ConfigError
 
+_LOG = structlog.get_logger()
 OptionValue = str | int | float | bool
 ProducerFactory = Callable[[dict[str, Any]], Producer]
 
@@ -29,6 +31,31 @@ _EVERY_CLIENT: Mapping[str, OptionValue] = {
 }
 
 
+_HELD_BACK_S = 60.0
+
+
+class HeldBack:
+    """How long brokers hold back requests of a process, as they do by a quota: nothing else tells of one."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._until = 0.0
+        self._ms = 0
+
+    def find_ms(self) -> int:
+        """Milliseconds of the last request that was; 0 if none was for a minute."""
+        return self._ms if self._now() < self._until else 0
+
+    def note(self, event: ThrottleEvent) -> None:
+        """librdkafka's `throttle_cb`; called in the threads that poll."""
+        if event.throttle_time <= 0:
+            return
+        is_new, self._ms = not self.find_ms(), max(1, round(event.throttle_time * 1_000))
+        self._until = self._now() + _HELD_BACK_S
+        if is_new:
+            _LOG.warning("kafka_quota_reached", broker=event.broker_name, held_back_ms=self._ms)
+
+
 @dataclass(frozen=True, slots=True)
 class KafkaConfig:
     """Settings of all clients of a process. `options`: librdkafka's, such as `bootstrap.servers` and security."""
@@ -43,6 +70,7 @@ class KafkaConfig:
     session_timeout_ms: int = 6_000
     instance_id: str | None = None
     release_timeout_ms: int = 5_000  # a rebalance waits at most so long for queues to be let go
+    held_back: HeldBack = field(default_factory=HeldBack, compare=False)
 
     def __post_init__(self) -> None:
         if not self.options.get("bootstrap.servers"):
@@ -108,7 +136,7 @@ def _merge(
 ) -> dict[str, Any]:
     """`chosen` gives way to the user's options, `fixed` does not."""
     named = {"client.id": f"{config.client_id}-{role}"}
-    callbacks = {"error_cb": errors.note, "logger": CLIENT_LOG}
+    callbacks = {"error_cb": errors.note, "throttle_cb": config.held_back.note, "logger": CLIENT_LOG}
     return {**_EVERY_CLIENT, **named, **chosen, **config.options, **fixed, **callbacks}
 
 

@@ -37,10 +37,14 @@ def test_each_option_that_a_client_fixes_is_owned() -> None:
     given = {**SERVERS, "client.id": "user"}
     plain = KafkaConfig(given, instance_id="a")
     merged = [*make_plain(plain), options.transaction_options(plain, ClientErrors(), "id", 1_000)]
-    names = {name for made in merged for name in made} - {"error_cb", "logger"}
+    names = {name for made in merged for name in made} - {"error_cb", "throttle_cb", "logger"}
     said = KafkaConfig({**dict.fromkeys(names, "user"), **given}, instance_id="a")
     again = make_plain(said)
-    fixed = {name for made in again for name, value in made.items() if value != "user"} - {"error_cb", "logger"}
+    fixed = {name for made in again for name, value in made.items() if value != "user"} - {
+        "error_cb",
+        "throttle_cb",
+        "logger",
+    }
     assert fixed - {"bootstrap.servers"} <= OWNED
 
 
