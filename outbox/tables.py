@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable
 from typing import Any, Final
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, event
@@ -177,16 +177,30 @@ def _blob() -> sa.LargeBinary:
 
 _PROCESS: Final = "outbox.process"
 _INHERITED: list[object] = []  # kept: some drivers take leave of the server, which ends the session of the parent
+_ENTRIES: WeakSet[ConnectionPoolEntry] = WeakSet()
 
 
 @event.listens_for(QueuePool, "connect")
 def _note_process(_: object, entry: ConnectionPoolEntry) -> None:
     entry.info[_PROCESS] = os.getpid()
+    _ENTRIES.add(entry)
+
+
+def _empty_pools() -> None:
+    """After a fork, before a `pool_pre_ping` asks on the parent's connection and waits for what another has read."""
+    for entry in list(_ENTRIES):
+        if not entry.in_use:
+            _INHERITED.append(entry.dbapi_connection)
+            entry.dbapi_connection = None  # type: ignore[misc]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_empty_pools)
 
 
 @event.listens_for(QueuePool, "checkout")
 def _replace_inherited(connection: object, entry: ConnectionPoolEntry, proxy: PoolProxiedConnection) -> None:
-    """A pool may have been filled before a server forked its workers. Source: SQLAlchemy, "Using Connection Pools with
+    """The same where a server forks in C, as uWSGI does. Source: SQLAlchemy, "Using Connection Pools with
     Multiprocessing"."""
     if entry.info.get(_PROCESS, os.getpid()) != os.getpid():
         _INHERITED.append(connection)

@@ -408,7 +408,7 @@ from sqlalchemy.orm import Session
 from outbox import Bridge, Misuse
 warnings.simplefilter("ignore", DeprecationWarning)  # newer versions warn of every fork with threads
 _, address, group, database = sys.argv
-engine, face = sa.create_engine(database), Bridge(address, group)
+engine, face = sa.create_engine(database, pool_pre_ping=True), Bridge(address, group)
 def place(session, number):
     with face.transaction(session) as transaction:
         session.execute(sa.text(f"INSERT INTO orders VALUES ({number})"))
@@ -442,6 +442,7 @@ def test_child_has_database_connections_of_its_own(bridge: SocketBridge, group: 
 with Session(engine) as session:
     of_parent = find(session)
 def work():
+    engine.dialect.do_ping = lambda _: print("asks on the connection of its parent", flush=True)
     with Session(engine) as session:
         print(find(session) == of_parent, flush=True)
         place(session, 2)
