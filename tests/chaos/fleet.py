@@ -115,8 +115,7 @@ class Fleet:
 
     def replace(self, slot: Slot) -> None:
         """Ends it in peace, and starts another one; returns when that is ready."""
-        slot.is_wanted = False
-        slot.process.stop()
+        self._stop(slot)
         slot.process.http.close()
         self.start(slot)
         slot.process.wait_ready(120)
@@ -125,9 +124,12 @@ class Fleet:
         """All of these roles, in peace; they stay down until `start`."""
         slots = [slot for slot in self.slots if slot.role in roles]
         for slot in slots:
-            slot.is_wanted = False
-            if insist(slot.process.stop) == -signal.SIGKILL:  # by the first try
-                self.hung.append(f"{slot.name} did not stop in peace")
+            self._stop(slot)
+
+    def _stop(self, slot: Slot) -> None:
+        slot.is_wanted = False
+        if insist(slot.process.stop) == -signal.SIGKILL:  # by the first try
+            self.hung.append(f"{slot.name} did not stop in peace")
 
     def close(self) -> None:
         """Ends all."""

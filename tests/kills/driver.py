@@ -144,6 +144,7 @@ class Run:
                 self._replace_the_rest(stage)
                 at_rest_after_s = self._come_to_rest(stage, http)
                 self._exits = fleet.exits
+                self._broken += fleet.hung
             finally:
                 stop_all(list(stage.clients.values()), 5)
             self._tell("reading everything")
