@@ -160,7 +160,7 @@ def faulty_front(bridge_url: str) -> Iterator[Front]:
         def answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             path, _, query = self.path.partition("?")
-            asked = Asked(self.command, path, {"": query}, dict(self.headers.items()), body)
+            asked = Asked(self.command, path, {"": query}, dict(self.headers.items()), body, self.client_address[1])
             front.asked.append(asked)
             try:
                 front.take()(Exchange(self, asked, client, gone))
