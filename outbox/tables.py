@@ -1,12 +1,12 @@
 """The tables of this package, in the user's own database and MetaData: names and schema are the user's choice."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
 import sqlalchemy as sa
-from sqlalchemy import Connection, event
+from sqlalchemy import event
 from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePool
@@ -202,17 +202,22 @@ if hasattr(os, "register_at_fork"):
 def _replace_inherited(connection: object, entry: ConnectionPoolEntry, proxy: PoolProxiedConnection) -> None:
     """The same where a server forks in C, as uWSGI does. Source: SQLAlchemy, "Using Connection Pools with
     Multiprocessing"."""
-    if entry.info.get(_PROCESS, os.getpid()) != os.getpid():
+    if _is_inherited(entry.info):
         _INHERITED.append(connection)
         entry.dbapi_connection = proxy.dbapi_connection = None  # type: ignore[misc]
         raise DisconnectionError("made by the process that this one was forked from")
 
 
-def refuse_inherited(conn: Connection) -> Connection:
+def refuse_inherited(conn: sa.Connection) -> sa.Connection:
     """The same. Raises Misuse for one that was in use at the fork."""
-    if conn.info.get(_PROCESS, os.getpid()) != os.getpid():
+    if _is_inherited(conn.info):
         raise Misuse(
             "the session was begun in the process that this one was forked from: close sessions before a fork, and call"
             " `engine.dispose(close=False)` in the child"
         )
     return conn
+
+
+def _is_inherited(info: Mapping[str, Any]) -> bool:
+    """`info`: a connection's; none says who made it where it is older than this module, or of another pool."""
+    return _PROCESS in info and bool(info[_PROCESS] != os.getpid())
