@@ -10,7 +10,9 @@ _INTRODUCTION = """# Problem types
 Every error of the HTTP interface is `application/problem+json` ([RFC 9457](https://www.rfc-editor.org/rfc/rfc9457)).
 The last part of `type` is one of the codes below; codes are stable, texts may change. `detail` says what was wrong this
 time, `instance` is the request's id, which the bridge's log has too. `outcome` says whether the call changed anything:
-`not_applied`, or `unknown`; repeating the call then tells which. The SDK's exceptions carry the same
+`not_applied`, or `unknown`; repeating the call then tells which. It speaks of this call alone: where a repeat is
+refused, such as by `unavailable`, an earlier try may still have been applied, and what was unknown stays unknown until
+a repeat is answered. The SDK's exceptions carry the same, of all tries together
 ([which](producers.md#what-can-go-wrong)).
 """
 _CAUSES: Mapping[str, str] = {
