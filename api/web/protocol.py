@@ -3,7 +3,6 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import httptools
@@ -15,6 +14,7 @@ from uvicorn.server import ServerState
 from api.web.guard import ByteLease
 from api.web.limits import ByteBudget, Streams
 from api.web.problems import (
+    CLOSE,
     HEADERS_TOO_LARGE,
     MALFORMED_REQUEST,
     REQUEST_TIMEOUT,
@@ -376,7 +376,10 @@ class BoundedProtocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as offer:
             self._ignore_upgrade(data[offer.args[0] :])
         except httptools.HttpParserError:
-            self.send_400_response("")
+            if self.pipeline and self.cycle.more_body:  # not before what it came behind: then it is read once more
+                self._unread = self._unread or data
+            else:
+                self.send_400_response("")
 
     def _ignore_upgrade(self, rest: bytes) -> None:
         """Reads the request again without its offer to upgrade: the parser would take its body for another protocol.
@@ -444,12 +447,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _write(self, problem: Problem) -> None:
         request_id = secrets.token_hex(16)
         body = encode_problem(problem, request_id)
-        headers: Mapping[str, str] = {
-            **problem_headers(problem),
-            "X-Request-Id": request_id,
-            "Content-Length": str(len(body)),
-            "Connection": "close",
-        }
+        headers = {**problem_headers(problem), "X-Request-Id": request_id, "Content-Length": str(len(body)), **CLOSE}
         lines = [f"{name}: {value}" for name, value in headers.items()]
         self.transport.write(STATUS_LINE[problem.type.status] + "\r\n".join([*lines, "", ""]).encode() + body)
         _LOG.debug("connection_refused", code=problem.type.slug, request_id=request_id)

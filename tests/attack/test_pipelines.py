@@ -2,11 +2,13 @@
 
 import asyncio
 import gc
+import re
 import weakref
 from collections.abc import Iterator
 
 import pytest
 
+from api.web.guard import MARK
 from api.web.protocol import MAX_PIPELINED, BoundedProtocol
 from tests.support.api_fakes import FakeTransactions, make_facts, make_services
 from tests.support.live_server import LiveServer, serve
@@ -90,3 +92,27 @@ async def test_each_of_many_pipelined_requests_is_answered_in_order(fake: FakeTr
         answer = await live.send_raw(many)
     statuses = [int(part[:3]) for part in answer.split(b"HTTP/1.1 ")[1:]]
     assert statuses == ([200] * 70 + [201]) * 40 + [200]
+
+
+@pytest.mark.parametrize("between", [b"", GET * 2])
+async def test_broken_request_is_not_answered_before_those_it_came_behind(
+    between: bytes, fake: FakeTransactions
+) -> None:
+    """Its client would take that answer for the one to its commit: refused, though it is on its way."""
+    facts = await make_facts(fake)
+    fake.gate = asyncio.Event()
+    head = b"POST /v1/transactions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    broken = head + b"Transfer-Encoding: chunked\r\n\r\nnone\r\n"
+    commit = f"POST /v1/transactions/{facts.prepared}/commit HTTP/1.1\r\nHost: a\r\n{MARK}: 1\r\nContent-Length: 0\r\n\r\n"
+    async with serve(make_services(fake)) as live:
+        reader, writer = await live.connect()
+        writer.write(commit.encode() + between + broken)
+        async with asyncio.timeout(10):
+            while not live.server._traffic.in_flight:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        fake.gate.set()
+        answer = await asyncio.wait_for(reader.read(), 20)
+        writer.close()
+    assert re.findall(rb"HTTP/1.1 ([0-9]{3})", answer) == [b"200"] * (1 + between.count(b"GET")) + [b"400"]
