@@ -5,7 +5,7 @@ A frame: int32 length of the rest, int32 (encoding << 24 | length of the header)
 """
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from enum import IntEnum
 from typing import Any
 
@@ -122,7 +122,7 @@ class FrameBuffer:
         """Nothing of it is wanted any more."""
         self._held.clear()
 
-    def take(self) -> Iterator[RemotingCommand]:
+    def take(self) -> Generator[RemotingCommand]:
         """The frames that are whole, in their order. Raises BadFrame."""
         held, start = self._held, 0
         try:

@@ -8,6 +8,7 @@ from enum import IntEnum, IntFlag
 from functools import lru_cache
 from importlib import import_module
 from ipaddress import IPv4Address
+from itertools import islice
 from types import ModuleType
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ import msgspec
 from msgspec import Struct, field
 
 from api.remoting.frame import RemotingCommand
+from api.web.bodies import MAX_MESSAGES
 from bridge.core.message import Header, Message
 from bridge.core.properties import NAME_END, PROPERTY_END, is_property_text
 from bridge.core.record import MAX_REMARK_CHARS, Resolution
@@ -144,9 +146,12 @@ def _load(name: str, module: str) -> ModuleType:
 def split_batch(body: bytes) -> Sequence[InnerMessage]:
     """The messages of a batch. Raises UnreadableMessage."""
     try:
-        return list(_split(body))
+        found = list(islice(_split(body), MAX_MESSAGES + 1))  # of more nobody makes anything, however many there are
     except (struct.error, UnicodeDecodeError) as error:
         raise UnreadableMessage("the batch ends early, or has properties that are not text") from error
+    if len(found) > MAX_MESSAGES:
+        raise UnreadableMessage(f"invalid-request: the batch has more than {MAX_MESSAGES} messages")
+    return found
 
 
 def _split(body: bytes) -> Iterator[InnerMessage]:
@@ -243,10 +248,11 @@ _NUMBER = re.compile(r"-?[0-9]{1,18}")
 
 class KeyRule(NamedTuple):
     """What becomes of properties. `key_from`: the first of these that a message has is its Kafka key; of KEYS the
-    first word. `dropped`: properties that do not become headers."""
+    first word. `dropped`: properties that do not become headers. `most_headers`: that a message may have."""
 
     key_from: Sequence[str] = ("__SHARDINGKEY", KEYS)
     dropped: frozenset[str] = frozenset()
+    most_headers: int = 64
 
 
 class SendRequest(NamedTuple):
@@ -400,9 +406,11 @@ def _make_message(topic: str, body: bytes, properties: Mapping[str, str], rule: 
         if words and words[0]:
             key = words[0].encode()
             break
-    headers: list[Header] = [
-        (name, text.encode()) for name, text in properties.items() if name not in _OWN and name not in rule.dropped
-    ]
+    names = [name for name in properties if name not in _OWN and name not in rule.dropped]
+    if len(names) > rule.most_headers:
+        detail = f"{len(names)} properties, of which {rule.most_headers} may become headers"
+        raise UnreadableMessage(f"invalid-request: {detail}")
+    headers: list[Header] = [(name, properties[name].encode()) for name in names]
     return Message(topic, key, body, headers)
 
 

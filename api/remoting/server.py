@@ -4,7 +4,7 @@ import asyncio
 import ssl
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import islice
+from time import perf_counter
 from typing import cast
 
 import structlog
@@ -28,7 +28,7 @@ from bridge.service.access import Caller
 
 _LOG = structlog.get_logger()
 _HANDSHAKE = 0x16  # the first byte of TLS; a frame begins with 0, as none is longer than 16 MiB
-_TURN_FRAMES = 64  # of one connection, before others have their turn
+_TURN_FRAMES, _TURN_S = 64, 0.01  # of one connection, before others have their turn
 _MOST_READ_BYTES = 64 * 1024  # of frames that wait for their turn
 _HIGH_BYTES = 1024 * 1024
 _NOBODY = Caller("", Rights(()))
@@ -103,19 +103,23 @@ class RemotingConnection(asyncio.Protocol):
 
     def _work(self) -> None:
         """As many frames as are one turn; of a client that has gone, the ends that had come."""
+        frames, end, taken = self._buffer.take(), perf_counter() + _TURN_S, 0
+        self._is_scheduled = False
         try:
-            requests = list(islice(self._buffer.take(), _TURN_FRAMES))
+            for taken, request in enumerate(frames, 1):
+                self.header_type = request.header_type
+                if self._transport is not None or request.code == RequestCode.END_TRANSACTION:
+                    self._server.door.take(self, request)
+                if taken == _TURN_FRAMES or perf_counter() >= end:
+                    self._is_scheduled = True
+                    break
         except BadFrame as error:
-            self._is_scheduled = False
             self._server.refuse(self, str(error))
             return
-        for request in requests:
-            self.header_type = request.header_type
-            if self._transport is not None or request.code == RequestCode.END_TRANSACTION:
-                self._server.door.take(self, request)
-        if requests:
+        finally:
+            frames.close()  # what was taken is dropped
+        if taken:
             self._began_at = self._server.now()
-        self._is_scheduled = len(requests) == _TURN_FRAMES
         self._is_whole = not len(self._buffer)
         if self._is_scheduled:
             asyncio.get_running_loop().call_soon(self._go_on)
@@ -361,7 +365,7 @@ def open_door(settings: Settings, node: Node, certificates: Certificates | None)
         host = "127.0.0.1" if wanted.host in _ANY_HOST else wanted.host
         address = wanted.advertise or f"{host}:{port}"
         groups = ConnectedGroups(node.claims, node.directory, lambda: node.nonces, clock, address)
-        rule = KeyRule(wanted.key_from, frozenset(wanted.dropped_properties))
+        rule = KeyRule(wanted.key_from, frozenset(wanted.dropped_properties), limits.headers_per_message)
         door_config = DoorConfig(
             address, limits.message_bytes, rule, limits.requests_in_flight, settings.auto_create_groups, budget
         )

@@ -101,9 +101,9 @@ async def test_broken_request_is_not_answered_before_those_it_came_behind(
     """Its client would take that answer for the one to its commit: refused, though it is on its way."""
     facts = await make_facts(fake)
     fake.gate = asyncio.Event()
-    head = b"POST /v1/transactions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
-    broken = head + b"Transfer-Encoding: chunked\r\n\r\nnone\r\n"
-    commit = f"POST /v1/transactions/{facts.prepared}/commit HTTP/1.1\r\nHost: a\r\n{MARK}: 1\r\nContent-Length: 0\r\n\r\n"
+    head = f"HTTP/1.1\r\nHost: a\r\n{MARK}: 1\r\n"
+    broken = f"POST /v1/transactions {head}Transfer-Encoding: chunked\r\n\r\nnone\r\n".encode()
+    commit = f"POST /v1/transactions/{facts.prepared}/commit {head}Content-Length: 0\r\n\r\n"
     async with serve(make_services(fake)) as live:
         reader, writer = await live.connect()
         writer.write(commit.encode() + between + broken)

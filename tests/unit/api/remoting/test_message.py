@@ -105,6 +105,13 @@ def test_a_batch_is_split() -> None:
     assert [(m.flag, m.body, m.properties) for m in found] == [(3, b"one", "TAGS\x01a\x02"), (3, b"", "")]
 
 
+def test_batch_of_more_messages_than_a_transaction_has_is_split_no_further() -> None:
+    """Two kilobytes, inflated to a megabyte of empty messages, kept everybody waiting for a second."""
+    broken = frame(b"", b"")[:-1]
+    with pytest.raises(UnreadableMessage, match="more than 100 messages"):
+        split_batch(frame(b"", b"") * 101 + broken)
+
+
 @given(st.binary(max_size=120), st.integers(0, 60))
 def test_broken_batches_are_refused(tail: bytes, cut: int) -> None:
     """Nothing else is raised, and it ends."""

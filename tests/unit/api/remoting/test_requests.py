@@ -144,3 +144,12 @@ def test_batch_of_half_messages_is_refused(flag: str, outer: str, inner: bytes) 
         make_prepare(
             parse_send(RemotingCommand(RequestCode.SEND_BATCH_MESSAGE, fields=fields, body=body), 100), KeyRule()
         )
+
+
+def test_a_message_has_no_more_headers_than_over_http() -> None:
+    """Thousands of them fit into the properties. What becomes no header does not count."""
+    named = {f"p{number}": "" for number in range(63)}
+    rule = KeyRule(dropped=frozenset({"TAGS"}), most_headers=64)
+    assert len(make_prepare(send_of(TAGS="a", **named), rule).messages[0].headers) == 64
+    with pytest.raises(UnreadableMessage, match="65 properties, of which 64"):
+        make_prepare(send_of(more="", **named), rule)
