@@ -149,9 +149,9 @@ class Bucket:
         """Takes so much; ask before whether there is any."""
         self._level -= amount
 
-    def give_back(self) -> None:
-        """Puts one back."""
-        self._level = min(self._most, self._level + 1)
+    def give_back(self, amount: float = 1) -> None:
+        """Puts so much back."""
+        self._level = min(self._most, self._level + amount)
 
     def _fill(self, now_ms: int) -> None:
         self._level = min(self._most, self._level + (now_ms - self._at_ms) * self._per_s / 1000)

@@ -50,6 +50,12 @@ class Usage:
         if self.of_bytes is not None:
             self.of_bytes.take(count)
 
+    def give_back(self, count: int) -> None:
+        """A request of so many bytes is charged elsewhere."""
+        for bucket, amount in ((self.of_requests, 1), (self.of_bytes, count)):
+            if bucket is not None:
+                bucket.give_back(amount)
+
     def charge_lines(self) -> None:
         """Lines of a stream have come together: they are as much work as a request."""
         if self.of_requests is not None:

@@ -141,6 +141,8 @@ class ShortWay:
             passage.give(explain(error, passage.request_id))
             return True
         passage.leave()
+        if usage is not None:
+            usage.give_back(len(body))
         return False
 
 

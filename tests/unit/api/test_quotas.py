@@ -84,6 +84,23 @@ async def test_quota_is_of_one_principal(config: QuotaConfig, tmp_path: Path) ->
         assert await ask(live, headers["modest"], 3) == [201] * 3
 
 
+@pytest.mark.parametrize("config", [QuotaConfig(requests_per_s=5), QuotaConfig(bytes_per_s=500)])
+async def test_what_is_left_to_the_road_is_charged_once(config: QuotaConfig, tmp_path: Path) -> None:
+    """Keyed prepares begin on the short way and are answered by the road: each cost its principal two."""
+    access, headers = await make_server_access(tmp_path)
+    services = replace(make_services(FakeTransactions()), access=access, limits=HttpLimits(quotas=config))
+    body = json.dumps({**ORDER, "idempotency_key": "k"}).encode().ljust(100)
+    async with serve(services) as live:
+        live.server._traffic.quotas._now_ms = lambda: 0
+        told = [
+            await live.client.post(
+                "/v1/transactions", content=body, headers={**headers["greedy"], "Content-Type": "application/json"}
+            )
+            for _ in range(12)
+        ]
+    assert [answer.status_code for answer in told] == [201] * 10 + [429] * 2
+
+
 async def test_refusal_needs_no_parser_and_no_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever goes on beyond the quota costs less than those who are served, and holds no place."""
     access, headers = await make_server_access(tmp_path)
