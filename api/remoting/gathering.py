@@ -76,7 +76,7 @@ _MOST_MARKS = 64
 _LEARN = 8  # keys, until the beginning of the client's month is believed
 _QUARTER_MS = 900_000  # every time zone's midnight is at one
 _KEY_LENGTHS = frozenset({32, 56})  # of hexadecimal digits, by IPv4 and IPv6
-_MOST_KEYS = 100_000
+_MOST_KEYS, _LONGEST_NAMED = 100_000, 200
 
 
 class RecentUniqueKeys:
@@ -92,7 +92,8 @@ class RecentUniqueKeys:
         if now_ms - self._turned_ms > _KEEP_MS:
             self._new, self._old, self._turned_ms = set(), self._new, now_ms
         named = group, key
-        if named in self._new or named in self._old or len(self._new) >= _MOST_KEYS:
+        is_long = len(group) + len(key) > _LONGEST_NAMED  # no client makes such a one
+        if is_long or named in self._new or named in self._old or len(self._new) >= _MOST_KEYS:
             return False
         self._new.add(named)
         return True

@@ -15,7 +15,7 @@ from bridge.core.message import Header, JsonText, Message, read_json_text
 _PATTERN = re.compile(r"[A-Za-z0-9._-]{1,249}\*?|\*")
 PRINCIPAL_NAME = "^[A-Za-z0-9._@:-]{1,120}$"
 _is_name = re.compile(PRINCIPAL_NAME[1:-1]).fullmatch
-_MOST_KNOWN = 10_000
+_MOST_KNOWN, _LONGEST_KNOWN = 10_000, 500
 
 
 class Verb(StrEnum):
@@ -80,8 +80,9 @@ class Rights:
             matches(grant.groups, group) and (not topic or matches(grant.topics, topic))
             for grant in self._by_verb[verb]
         )
-        self._known[verb].setdefault(group, {})[topic] = allowed
-        self._known_count += 1
+        if len(group) + len(topic) <= _LONGEST_KNOWN:  # longer ones are no names, and may have megabytes
+            self._known[verb].setdefault(group, {})[topic] = allowed
+            self._known_count += 1
         return allowed
 
     def may_somewhere(self, verb: Verb) -> bool:

@@ -1,5 +1,6 @@
 """What follows from grants: nothing that was not granted, and all that was."""
 
+import tracemalloc
 from fnmatch import fnmatchcase
 
 from hypothesis import given
@@ -34,6 +35,20 @@ def test_nothing_is_allowed_that_is_not_granted() -> None:
     """By default."""
     assert not any(Rights(()).may(verb, "orders") or Rights(()).may_somewhere(verb) for verb in Verb)
     assert all(EVERYTHING.may_everywhere(verb) for verb in Verb)
+
+
+def test_what_is_no_name_is_not_remembered() -> None:
+    """Whoever may prepare to some topics asks for any, with a name of eight megabytes: thousands were kept."""
+    rights = Rights([Grant(Verb.PREPARE, "orders", "orders.*")])
+    tracemalloc.start()
+    try:
+        for number in range(100):
+            assert rights.may(Verb.PREPARE, "orders", f"orders.{number}" + "x" * 100_000)
+            assert not rights.may(Verb.DECIDE, f"{number}" + "x" * 100_000)
+        kept = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert kept < 1_000_000
 
 
 def test_patterns_are_names_and_beginnings() -> None:

@@ -72,3 +72,11 @@ def test_a_key_is_new_once() -> None:
     assert [keys.add("g", "k", 0), keys.add("g", "k", 1), keys.add("h", "k", 1)] == [True, False, True]
     assert not keys.add("g", "k", 5_001)
     assert keys.add("g", "k", 20_000)
+
+
+def test_a_key_that_no_client_makes_is_not_kept() -> None:
+    """One of 32 KB, a hundred thousand times, would take gigabytes for seconds. It is looked up."""
+    keys = RecentUniqueKeys()
+    assert not keys.add("shop", "k" * 30_000, 0)
+    assert not keys.add("g" * 30_000, key_of(NOW_MS), 0)
+    assert keys.add("shop", key_of(NOW_MS), 0)
