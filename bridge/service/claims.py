@@ -1,6 +1,7 @@
 """Pull mode: live instances of a group claim its due checks, and answer them as resolutions with their nonce."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -64,7 +65,7 @@ class ClaimWatch:
         """Waits until checks of the group are free. The call is asked now and then whether to go on waiting."""
         if not deadline.left_ms():
             return Waited.OVER
-        if call.is_counted and self._counted >= self._max_waiting:
+        if call.is_counted and self._counted >= self._max_waiting and not self._make_room(call.group):
             return Waited.CROWDED
         future: asyncio.Future[Waited] = asyncio.get_running_loop().create_future()
         self._waiting[future] = call
@@ -76,6 +77,16 @@ class ClaimWatch:
         finally:
             self._counted -= call.is_counted
             self._waiting.pop(future, None)
+
+    def _make_room(self, group: str) -> bool:
+        """Ends the oldest claim of the group with the most, which asks again: the many of one keep out no other's."""
+        waiting = {future: call.group for future, call in self._waiting.items() if call.is_counted}
+        counts = Counter(waiting.values())
+        largest = max(counts, key=counts.__getitem__, default=group)
+        if counts[group] + 1 >= counts[largest]:
+            return False
+        self._let_go(next(future for future, its in waiting.items() if its == largest), Waited.OVER)
+        return True
 
     async def _poll(self) -> None:
         while self._waiting:

@@ -223,6 +223,30 @@ def test_too_many_waiting_are_sent_away(tmp_path: Path) -> None:
     world.run(story())
 
 
+def test_many_claims_of_one_group_keep_out_no_other(tmp_path: Path) -> None:
+    """A service with hundreds of instances fills all places that there are (B): its oldest claim ends for another's."""
+    world, board = make_service_world(tmp_path), CountingBoard()
+
+    async def story() -> None:
+        async with world.serving() as api:
+            for group in (GROUP, "other"):
+                await api.groups.put(group, PULL, [], WHO)
+            claims = make_claims(world, api, board, ClaimsConfig(max_waiting=2))
+            oldest, younger = [asyncio.ensure_future(claims.claim(call(10_000))) for _ in range(2)]
+            await world.sleep(100)
+            other = asyncio.ensure_future(claims.claim(call(10_000)._replace(group="other")))
+            await world.sleep(100)
+            assert oldest.result() == []
+            assert not younger.done()
+            assert not other.done()
+            for group in (GROUP, "other"):
+                assert isinstance(await claims.claim(call(10_000)._replace(group=group)), Refused)
+            await world.sleep(10_000)
+            assert (younger.result(), other.result()) == ([], [])
+
+    world.run(story())
+
+
 def test_claims_of_a_door_are_not_counted_among_those_that_wait(tmp_path: Path) -> None:
     """It has one for each group with a connection: a few hundred of these would send away whoever fetches checks, and
     be sent away themselves, with a look at the database for each every two seconds."""
