@@ -2,10 +2,9 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, lru_cache, partial
 from importlib.metadata import version
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, urlencode
@@ -24,7 +23,7 @@ from bridge.core.message import JsonText, read_json_text
 
 CUT_CHARS = 160  # in a line; the whole is one click away
 SHOWN_CHARS = 16 * 1024  # in a block of its own; the whole can be saved
-_NODES = 2_000
+_NODES, _CUT = 2_000, "cut"
 _HEX_BYTES = 1_024
 _ROW = 16
 
@@ -35,9 +34,12 @@ _UNSEEN = re.compile(
 _SECONDS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
+_SPELLED = {code: f"\\u{code:04x}" for code in range(0x1_0000) if _UNSEEN.match(chr(code))}
+
+
 def spell(text: str) -> str:
     """The text with what cannot be seen written out."""
-    return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return text.translate(_SPELLED) if _UNSEEN.search(text) else text
 
 
 def isolate(text: object) -> Markup:
@@ -122,28 +124,44 @@ class ShownValue(NamedTuple):
     is_cut: bool
 
 
-def show_value(raw: bytes) -> ShownValue:
-    """A message's value in all the forms in which it can be read."""
+def begin_page() -> Iterator[int]:
+    """How many places the trees of a page may have together: of hundreds of thousands it would take many seconds."""
+    return iter(range(_NODES))
+
+
+def show_value(raw: bytes, left: Iterator[int]) -> ShownValue:
+    """A message's value in all the forms in which it can be read. `left`: of the page."""
     text = read_json_text(raw)
     tree = None
     if isinstance(text, JsonText) and len(text) <= SHOWN_CHARS * 4:
-        tree = _grow(None, json.loads(text, parse_int=ExactNumber, parse_float=ExactNumber), iter(range(_NODES)))
+        grown = _grow(None, json.loads(text, parse_int=ExactNumber, parse_float=ExactNumber), left)
+        tree = None if grown.kind == _CUT else grown
     is_cut = text is not None and len(text) > SHOWN_CHARS
     return ShownValue(len(raw), tree, None if text is None else str(text)[:SHOWN_CHARS], list(_hex_rows(raw)), is_cut)
 
 
 def _grow(name: str | None, value: object, left: Iterator[int]) -> JsonPlace:
     if next(left, None) is None:
-        return JsonPlace(name, "cut", "…")
+        return JsonPlace(name, _CUT, "…")
     if isinstance(value, dict):
-        members = islice(value.items(), _NODES)
-        return JsonPlace(name, "object", f"{{{len(value)}}}", [_grow(key, one, left) for key, one in members])
+        return JsonPlace(name, "object", f"{{{len(value)}}}", _grow_each(value.items(), left))
     if isinstance(value, list):
-        items = enumerate(value[:_NODES])
-        return JsonPlace(name, "array", f"[{len(value)}]", [_grow(str(n), one, left) for n, one in items])
+        return JsonPlace(
+            name, "array", f"[{len(value)}]", _grow_each(((str(n), one) for n, one in enumerate(value)), left)
+        )
     if isinstance(value, ExactNumber):
         return JsonPlace(name, "number", str(value))
     return JsonPlace(name, "string" if isinstance(value, str) else "word", json.dumps(value, ensure_ascii=False))
+
+
+def _grow_each(members: Iterable[tuple[str, object]], left: Iterator[int]) -> list[JsonPlace]:
+    """Up to the first that is cut."""
+    grown = list[JsonPlace]()
+    for name, value in members:
+        grown.append(_grow(name, value, left))
+        if grown[-1].kind == _CUT:
+            break
+    return grown
 
 
 def _hex_rows(raw: bytes) -> Iterator[tuple[str, str, str]]:

@@ -1,5 +1,6 @@
 """Pages of transactions: lists, whose address says all, and a single one with its timeline."""
 
+import asyncio
 import re
 from collections.abc import Sequence
 from itertools import pairwise
@@ -8,7 +9,7 @@ from urllib.parse import urlencode
 
 from starlette.datastructures import QueryParams
 
-from api.console.render import HEADERS, PREFIX, ShownValue, redirect, render, show_value
+from api.console.render import HEADERS, PREFIX, ShownValue, begin_page, redirect, render, show_value
 from api.web.parse import check_transaction_id
 from api.web.problems import NOT_FOUND, Problem, Rejected
 from api.web.request import ApiRequest, Query, refuse, who_is
@@ -166,7 +167,8 @@ async def render_transaction(
         raise refuse(events)
     is_asked = "messages" in request.query
     messages, why_not = await _read_messages(request, view, is_asked=is_asked)
-    return render(
+    return await asyncio.to_thread(  # a hundred messages may have megabytes
+        render,
         request,
         "transaction.html",
         200 if refused is None else refused.type.status,
@@ -211,7 +213,12 @@ async def _read_messages(
         return None, found.detail
     if found is None:
         return None, "no log has its messages any more"
-    return [ShownMessage(one, None if one.value is None else show_value(one.value)) for one in found], ""
+    return await asyncio.to_thread(_show_messages, found), ""
+
+
+def _show_messages(found: Sequence[Message]) -> list[ShownMessage]:
+    left = begin_page()
+    return [ShownMessage(one, None if one.value is None else show_value(one.value, left)) for one in found]
 
 
 @routes.add("GET", f"{PREFIX}/transactions/{{transaction_id}}/messages/{{number}}", verb=Verb.READ)

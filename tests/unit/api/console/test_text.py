@@ -1,6 +1,16 @@
 """Texts from elsewhere as pages show them."""
 
-from api.console.render import CUT_CHARS, cut, isolate, show_bytes, show_duration, show_size, show_value
+from api.console import render
+from api.console.render import CUT_CHARS, JsonPlace, begin_page, cut, isolate, show_bytes, show_duration, show_size
+
+
+def show_value(raw: bytes) -> render.ShownValue:
+    """Alone on its page."""
+    return render.show_value(raw, begin_page())
+
+
+def count_places(place: JsonPlace | None) -> int:
+    return 0 if place is None else 1 + sum(map(count_places, place.inner or ()))
 
 
 def test_what_cannot_be_seen_is_written_out() -> None:
@@ -64,6 +74,18 @@ def test_huge_values_make_pages_of_bounded_size() -> None:
         True,
         64,
     )
+
+
+def test_trees_of_a_page_have_so_many_places_together() -> None:
+    """A hundred messages of four kilobytes kept everybody waiting for fifteen seconds, one of 64 for two. What has no
+    tree is shown as text."""
+    deep = b"[" * 30 + b"1" + b",0]" * 30
+    shown = [render.show_value(deep, left) for left in [begin_page()] for _ in range(100)]
+    assert sum(count_places(one.tree) for one in shown) <= 2_100
+    assert shown[0].tree is not None
+    assert (shown[-1].tree, shown[-1].text) == (None, deep.decode())
+    wide = b"[" * 30 + b"1" + (b",0" * 1_000 + b"]") * 30
+    assert count_places(show_value(wide).tree) <= 2_100
 
 
 def test_durations_and_sizes_have_fitting_units() -> None:
