@@ -393,12 +393,13 @@ class StableOffsetWatch:
 
     async def run_once(self) -> None:
         """Looks now. What cannot be asked, such as a topic that is gone, is asked again when it is written to."""
-        standing: dict[MessageQueue, int] = {}
+        standing = dict(self._standing)  # those that are not asked about now stand as they did
         for place, written in list(islice(self._written.items(), _MOST_ASKED)):
-            queue = MessageQueue(*place)
+            queue, last = MessageQueue(*place), written.last  # of what is written meanwhile the answer says nothing
             offsets = await self._ask(queue)
             del self._written[place]
-            if offsets is None or not offsets.stable <= written.last < offsets.maximum:
+            standing.pop(queue, None)
+            if offsets is None or last >= offsets.maximum or written.last < offsets.stable:
                 continue
             if offsets.stable <= written.first:
                 standing[queue] = offsets.stable

@@ -125,6 +125,8 @@ class OwnedQueue(QueueOwner):
         self._reader = ports.owners.open_reader(self._queue, self.state.s)
         reach(FaultPoint.TAKE_OVER_READ_JOURNAL)
         await writer.write_position(BatchKind.TAKE_OVER)
+        if not self.now_ms():  # written, but Kafka could not say when: the journal's time is too early at most
+            writer.time.observe(self.state.journal_ms)
         ports.observer.queue_taken(self, self.state.prepared(), self.state.rows)
 
     async def run_once(self) -> SettleResult:

@@ -102,8 +102,8 @@ class AtomicBatch:
 
 
 class BatchResult(NamedTuple):
-    """A committed batch: the places of its messages, and offset (None if unknown) and append time of its last
-    record."""
+    """A committed batch: the places of its messages, and offset and append time of its last record (None and -1 if
+    unknown)."""
 
     receipts: Sequence[Receipt]
     last_offset: int | None

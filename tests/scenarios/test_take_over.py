@@ -9,6 +9,8 @@ from bridge.settler.ports import SettlerConfig
 from bridge.settler.settler import Hold
 from bridge.store.memory.link import StepKind
 from bridge.store.memory.log import compact
+from bridge.store.memory.process import MemoryBatchWriter
+from bridge.store.message_store import AtomicBatch, BatchResult
 from tests.support.held_steps import HeldSteps
 from tests.support.settler_world import make_settler_world
 
@@ -179,3 +181,26 @@ def test_owner_that_dies_between_two_parts_of_a_read_is_succeeded_whatever_lies_
 
     world.run(story())
     assert [value[:1] for value in world.memory.visible("credits") if value] == [b"a", b"b"]
+
+
+def test_owner_that_is_not_told_when_it_wrote_goes_by_the_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first position is written, but not known where and when: else nothing would be due until the next one (T)."""
+    world = make_settler_world()
+
+    async def put_all(self: MemoryBatchWriter, batch: AtomicBatch) -> BatchResult:
+        return BatchResult((await put(self, batch)).receipts, None, -1)
+
+    put = MemoryBatchWriter.put_all
+
+    async def story() -> None:
+        async with world.settling("first"):
+            appended_ms = (await world.prepare("a", Message("orders", b"k", b"v"))).stored_ms
+            await world.settled()
+        monkeypatch.setattr(MemoryBatchWriter, "put_all", put_all)
+        await world.memory.clock.sleep_ms(60_000)
+        async with world.settling("second"):
+            await world.memory.clock.sleep_ms(20_000)
+            known_ms = world.observer.owners[0].now_ms()
+            assert appended_ms + 10_000 < known_ms <= world.memory.clock.now_ms()
+
+    world.run(story())

@@ -81,11 +81,10 @@ class KafkaMessageStore:
 
     def open(self) -> AppendClient:
         """Connects now, for whoever will put and wants no first put to wait for that."""
-        if self._append is None:
-            self._append = AppendClient(self._config)
-            self._bulk = AppendClient(self._config, Manner.BULK)
-            self._gathered = AppendClient(self._config, Manner.GATHERED)
-            self._appending = (self._append, self._gathered, self._bulk)
+        if self._append is None:  # one that is made before another fails is kept for the next try
+            for manner in (Manner.PROMPT, Manner.GATHERED, Manner.BULK)[len(self._appending) :]:
+                self._appending += (AppendClient(self._config, manner),)
+            self._append, self._gathered, self._bulk = self._appending
             for client in self._appending:
                 client.cleared = [each.errors for each in self._appending]
         return self._append

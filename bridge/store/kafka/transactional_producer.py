@@ -352,10 +352,10 @@ def _find_reason(producer: Producer, error: KafkaError) -> KafkaError:
 
 
 def _make_result(receipts: Sequence[Receipt], last: Report | None) -> BatchResult:
-    if last is None:
+    offset = None if last is None else last.offset()
+    if last is None or offset is None or offset < 0:  # its own answer was lost: then the time is this machine's
         return BatchResult(receipts, None, -1)
-    offset = last.offset()
-    return BatchResult(receipts, None if offset is None or offset < 0 else offset, last.timestamp()[1])
+    return BatchResult(receipts, offset, last.timestamp()[1])
 
 
 T = TypeVar("T")

@@ -1,10 +1,12 @@
 """Which producer a call goes to."""
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from bridge.core.message import Message
-from bridge.store.kafka import producer
-from bridge.store.kafka.options import KafkaConfig
+from bridge.store.kafka import producer, store as module
+from bridge.store.kafka.options import KafkaConfig, Manner
+from bridge.store.kafka.producer import AppendClient
 from bridge.store.kafka.store import BUSY, MANY, KafkaMessageStore
 
 
@@ -22,3 +24,26 @@ async def test_requests_gather_only_where_many_wait(monkeypatch: pytest.MonkeyPa
     assert put(1, BUSY) == [BUSY, 0, BUSY]
     assert put(MANY - 1, 2) == [BUSY, 2, BUSY]
     await store.close()
+
+
+async def test_producer_that_cannot_be_made_is_made_by_a_later_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For want of threads or files for a moment: those that were made are kept, and each is there once."""
+    monkeypatch.setattr(producer, "_FLUSH_S", 0)
+    made, refused = list[AppendClient](), [Manner.GATHERED]
+
+    def make(config: KafkaConfig, manner: Manner = Manner.PROMPT) -> AppendClient:
+        if refused == [manner]:
+            refused.clear()
+            raise KafkaException(KafkaError(KafkaError._CRIT_SYS_RESOURCE))
+        made.append(AppendClient(config, manner))
+        return made[-1]
+
+    monkeypatch.setattr(module, "AppendClient", make)
+    store = KafkaMessageStore(KafkaConfig({"bootstrap.servers": "127.0.0.1:1"}))
+    with pytest.raises(KafkaException):
+        store.open()
+    store.put_many([Message("orders", queue_id=0)] * MANY)
+    assert [client.waiting for client in (store._append, store._gathered, store._bulk)] == [0, 0, 1]
+    assert len(made) == 3
+    await store.close()
+    assert not any(client._thread.is_alive() for client in made)

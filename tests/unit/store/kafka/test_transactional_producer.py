@@ -11,7 +11,7 @@ from bridge.core.message import Message
 from bridge.store.kafka.options import ClientErrors, KafkaConfig
 from bridge.store.kafka.transactional_producer import TransactionalProducer, no_limit
 from bridge.store.message_store import AtomicBatch, Receipt
-from tests.unit.store.kafka.fake_producer import FENCED, PURGED, TIMED_OUT, TOO_LARGE, FakeProducer
+from tests.unit.store.kafka.fake_producer import FENCED, PURGED, TIMED_OUT, TOO_LARGE, FakeProducer, ImpliedReport
 
 ORDER, CREDIT = Message("orders", b"k", b"v", (), 0), Message("credits", b"k", b"v", (), 1)
 OP, POSITION = Message("op", b"id", b"{}", (), 0), Message("op", b"~", b"{}", (), 0)
@@ -47,6 +47,13 @@ def test_batch_is_written_in_two_flushes(producer: TransactionalProducer, fake: 
     assert (result.receipts, result.last_offset, result.last_stored_ms) == (seen, 4, 1_000)
     flushed = ["begin", "produce", "produce", "produce", "flush", "produce", "produce", "flush", "commit"]
     assert fake.calls == flushed
+
+
+def test_report_without_an_offset_says_nothing_of_the_time(producer: TransactionalProducer, fake: FakeProducer) -> None:
+    """It has that of this machine's clock, by which an owner would ask too early, or too late (K)."""
+    fake.make_report = ImpliedReport
+    result = producer.write(BATCH)
+    assert (result.last_offset, result.last_stored_ms) == (None, -1)
 
 
 @pytest.mark.parametrize("call", ["begin", "produce", "flush", "commit"])
