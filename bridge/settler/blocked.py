@@ -163,16 +163,21 @@ class BlockedSchedule:
         return Try(destinations, _without_overtaking(chosen, {t.transaction_id for t in chosen}, blocked_queues))
 
     def note_success(self, done: Try) -> None:
-        """The set works: try twice as many next time, at once."""
+        """These topics work: of each set of them try twice as many next time, at once."""
         self._working |= done.destinations
         self.forget([t.transaction_id for t in done.transactions])
-        failing = self._sets.get(done.destinations)
-        if failing is not None:
+        for destinations in [known for known in self._sets if known <= done.destinations]:
+            failing = self._sets[destinations]
             failing.limit *= 2
             failing.reason = None
             failing.pause = _Pause()
             if failing.limit >= self.max_batch:
-                del self._sets[done.destinations]
+                del self._sets[destinations]
+
+    def clear(self) -> None:
+        """Nothing is blocked any more, so what has failed says nothing of what comes."""
+        self._sets.clear()
+        self._suspended.clear()
 
     def note_failure(self, failed: Try, reason: str, now_ms: int) -> None:
         """A Kafka transaction with these failed: fewer at once, and later each time one alone fails."""

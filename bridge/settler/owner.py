@@ -233,6 +233,8 @@ class OwnedQueue(QueueOwner):
 
     async def _find_obstacles(self, commits: Sequence[Commit], bodies: LoadedHalves) -> dict[str, str]:
         """Why some of these cannot be published now, as far as the logs, the cluster and earlier tries say."""
+        if not self.state.blocked_queues:
+            self._memory.schedule.clear()
         known = [bodies[c.transaction_id] for c in commits if c.transaction_id in bodies]
         if known:
             await self._writer.describe(known)

@@ -283,3 +283,28 @@ def test_act_is_not_answered_by_the_state_before_it(tmp_path: Path) -> None:
             assert (view.blocked, view.abandoned) == (False, True)
 
     world.run(story())
+
+
+def test_topic_is_taken_as_it_is_once_nothing_is_blocked_any_more() -> None:
+    """Its failures are those of the abandoned one: a commit that comes later is not told of them, nor waits (A, T)."""
+    world = make_settler_world()
+
+    async def story() -> None:
+        async with world.settling():
+            await world.prepare("t1", Message("credits", b"k", b"t1"))
+            await world.settled()
+            world.memory.cluster.log.delete_topic("credits")
+            await world.commit("t1")
+            await world.memory.clock.sleep_ms(300_000)
+            await abandon(world)
+            await world.settled()
+            world.memory.cluster.log.create_topic("credits", 1)
+            await world.prepare("t2", Message("credits", b"k", b"t2"))
+            await world.memory.clock.sleep_ms(10_000)
+            await world.commit("t2")
+            await world.memory.clock.sleep_ms(1_000)
+
+    world.run(story())
+    assert world.memory.visible("credits") == [b"t2"]
+    told = [op.transaction for op in world.read_op().every if op.transaction.transaction_id == world.id_of("t2")]
+    assert [(t.state, t.blocked) for t in told] == [(TransactionState.COMMITTED, False)]

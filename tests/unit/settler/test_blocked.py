@@ -192,3 +192,14 @@ def test_split_commit_that_is_not_about_to_be_tried_gets_its_reason() -> None:
     assert schedule.explain_split(live, chains, to, 100) == behind | late
     everything = behind | late | {"young": UNTRIED, "behind": ORDER, "unread": UNTRIED}
     assert schedule.explain_split(live, chains, to, None) == everything
+
+
+def test_set_that_is_published_with_others_works_too() -> None:
+    """Else its commits would be told of what was, and be tried apart, as long as others come along with them (A)."""
+    orders, both = frozenset({"orders"}), frozenset({"orders", "credits"})
+    schedule = BlockedSchedule()
+    for destinations in (orders, frozenset({"audit"})):
+        schedule.note_refused(destinations, "UNKNOWN_TOPIC", 0)
+    schedule.note_success(Try(both, [blocked("a", 1, 1)], is_joint=True))
+    assert schedule.failing_reason(orders) is schedule.failing_reason(both) is None
+    assert schedule.failing_reason(frozenset({"audit", "orders"})) == "UNKNOWN_TOPIC"

@@ -4,7 +4,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from bridge.core.message import Message
-from bridge.store.kafka import producer, store as module
+from bridge.store.kafka import producer
+from bridge.store.kafka import store as module
 from bridge.store.kafka.options import KafkaConfig, Manner
 from bridge.store.kafka.producer import AppendClient
 from bridge.store.kafka.store import BUSY, MANY, KafkaMessageStore
