@@ -161,7 +161,8 @@ class OffsetClient:
         try:
             while True:
                 try:
-                    places = consumer.committed(wanted, timeout=give_up_at - time.monotonic())
+                    left_s = max(0, give_up_at - time.monotonic())  # below 0 the client waits for ever
+                    places = consumer.committed(wanted, timeout=left_s)
                 except KafkaException as raised:
                     if not _is_worth_a_retry(error_of(raised), give_up_at):
                         raise

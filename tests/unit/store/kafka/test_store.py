@@ -1,10 +1,14 @@
 """Which producer a call goes to."""
 
-import pytest
-from confluent_kafka import KafkaError, KafkaException
+import time
+from collections.abc import Sequence
 
-from bridge.core.message import Message
-from bridge.store.kafka import producer
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from bridge.core.errors import StoreTimeout
+from bridge.core.message import Message, MessageQueue
+from bridge.store.kafka import groups, producer
 from bridge.store.kafka import store as module
 from bridge.store.kafka.options import KafkaConfig, Manner
 from bridge.store.kafka.producer import AppendClient
@@ -48,3 +52,31 @@ async def test_producer_that_cannot_be_made_is_made_by_a_later_call(monkeypatch:
     assert len(made) == 3
     await store.close()
     assert not any(client._thread.is_alive() for client in made)
+
+
+async def test_question_for_a_group_is_never_asked_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever wakes up late has no time left, and the client takes less than none for all the time there is (T)."""
+    asked = list[float]()
+
+    class Away:
+        """A consumer of a group whose coordinator is being loaded."""
+
+        def __init__(self, _: object) -> None:
+            pass
+
+        def committed(self, _: Sequence[TopicPartition], timeout: float) -> None:
+            asked.append(timeout)
+            code = KafkaError.COORDINATOR_LOAD_IN_PROGRESS if len(asked) == 1 else KafkaError._TIMED_OUT
+            raise KafkaException(KafkaError(code))
+
+        def close(self) -> None:
+            pass
+
+    sleep = time.sleep
+    monkeypatch.setattr(groups, "Consumer", Away)
+    monkeypatch.setattr(groups.time, "sleep", lambda seconds: sleep(10 * seconds))
+    store = KafkaMessageStore(KafkaConfig({"bootstrap.servers": "127.0.0.1:1"}, read_timeout_ms=300))
+    with pytest.raises(StoreTimeout):
+        await store.get_consume_offset("group", MessageQueue("orders", 0))
+    assert [timeout >= 0 for timeout in asked] == [True, True]
+    await store.close()
