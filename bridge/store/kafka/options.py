@@ -220,6 +220,7 @@ def reader_options(config: KafkaConfig, errors: ClientErrors) -> dict[str, Any]:
         # a pause while the local queue is full: the default, a second, starves the reader; with none the client spins
         "fetch.queue.backoff.ms": 10,
         "queued.max.messages.kbytes": 8_192,
+        "socket.timeout.ms": 10_000,  # default: a minute, for which a queue stands still behind a deaf connection
         "topic.metadata.propagation.max.ms": 5_000,
         "topic.metadata.refresh.interval.ms": 10_000,
     }

@@ -7,7 +7,7 @@ import pytest
 
 from bridge.core.errors import StoreError
 from bridge.core.message import Message, MessageQueue
-from bridge.store.kafka.consumer import LookUpClient
+from bridge.store.kafka.consumer import KafkaQueueReader, LookUpClient
 from bridge.store.kafka.groups import OffsetClient
 from bridge.store.kafka.options import KafkaConfig
 from bridge.store.kafka.producer import AppendClient
@@ -16,6 +16,7 @@ from tests.support.bridge_process import create_topics, read_committed
 from tests.support.kafka_proxy import ProxiedBroker, proxied_broker
 
 DEADLINE_S = 120
+SOON_S = 40  # below the minute after which a client lets go of a connection unless it is told otherwise
 # Left to itself no client would let a connection go within the deadline.
 PATIENT = {"socket.timeout.ms": 300_000, "socket.max.fails": 0}
 
@@ -57,6 +58,30 @@ async def test_deaf_offset_client_is_replaced(kafka: ProxiedBroker) -> None:
         assert await client.get_offsets(queue) == before
     finally:
         await client.close()
+
+
+async def test_deaf_reader_hears_again_soon(kafka: ProxiedBroker) -> None:
+    """Else its queue, or all callers of a process, would wait for a minute although every broker is well (T)."""
+    create_topics(kafka.direct, {"follows": 1})
+    append = AppendClient(KafkaConfig({"bootstrap.servers": kafka.direct}))
+    options = {"bootstrap.servers": kafka.proxy.bootstrap}
+    reader = KafkaQueueReader(KafkaConfig(options), MessageQueue("follows", 0), 0)
+
+    async def read() -> bytes | None:
+        while not (messages := (await reader.get(10, 500)).messages):
+            pass
+        return messages[0].value
+
+    try:
+        async with asyncio.timeout(SOON_S):
+            await append.put_many([Message("follows", None, b"before", (), 0)])
+            assert await read() == b"before"
+            kafka.proxy.deafen()
+            await append.put_many([Message("follows", None, b"after", (), 0)])
+            assert await read() == b"after"
+    finally:
+        await append.close()
+        await reader.close()
 
 
 async def test_deaf_look_up_client_is_replaced(kafka: ProxiedBroker) -> None:
