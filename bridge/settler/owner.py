@@ -66,7 +66,7 @@ class OwnedQueue(QueueOwner):
         self._retry = Retry(self._writer, ports, config, memory, counts)
         self._reader: QueueReader | None = None
         self._left: Portion | None = None  # was read, and needs more bodies than one Kafka transaction may hold
-        self._end = QueueEnd(ports.store, self._queue, self._writer.time)
+        self._end = QueueEnd(ports.store, self._queue, self._writer.time, ports.stable_offsets)
 
     # --- QueueOwner, for the checker ---
 

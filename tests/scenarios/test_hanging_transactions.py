@@ -70,6 +70,27 @@ def test_op_topic_that_readers_wait_at_is_named_by_its_owner(tmp_path: Path) -> 
     world.run(story())
 
 
+def test_journal_that_its_owner_waits_at_is_named(tmp_path: Path) -> None:
+    """The owner reads no end any more, and nothing else is wrong; it goes on by itself when the other one has ended."""
+    world = make_lost_log_world(tmp_path)
+
+    async def story() -> None:
+        async with world.running() as node:
+            made = await world.prepare(node, b"v")
+            half = MessageQueue(world.topics.half, made.queue_id)
+            stamp = begin_alien(world, half)
+            refused = await world.end(node, made)
+            assert (refused.code, refused.outcome) == (RefusalCode.OUTCOME_UNKNOWN, Outcome.UNKNOWN)
+            await world.memory.clock.sleep_ms(180_000)
+            assert f"{half.topic}[{half.queue_id}]: nothing from offset" in node.stable_offsets.describe()
+            world.memory.cluster.producers.end("alien", stamp, is_commit=False)
+            await world.until(lambda: node.stable_offsets.age_ms == 0, "over")
+            assert (await world.end(node, made)).state is TransactionState.COMMITTED
+        assert world.memory.visible("orders") == [b"v"]
+
+    world.run(story())
+
+
 def test_op_topic_that_no_take_over_can_read_is_named(tmp_path: Path) -> None:
     """By the settler that tries; it goes on by itself when the other one has ended."""
     world = make_lost_log_world(tmp_path)

@@ -10,7 +10,8 @@ from bridge.settler.settler import Hold
 from bridge.store.memory.link import StepKind
 from bridge.store.memory.log import compact
 from bridge.store.memory.process import MemoryBatchWriter
-from bridge.store.message_store import AtomicBatch, BatchResult
+from bridge.store.memory.store import MemoryQueueReader
+from bridge.store.message_store import AtomicBatch, BatchResult, GetResult, GetStatus
 from tests.support.held_steps import HeldSteps
 from tests.support.settler_world import make_settler_world
 
@@ -202,5 +203,35 @@ def test_owner_that_is_not_told_when_it_wrote_goes_by_the_journal(monkeypatch: p
             await world.memory.clock.sleep_ms(20_000)
             known_ms = world.observer.owners[0].now_ms()
             assert appended_ms + 10_000 < known_ms <= world.memory.clock.now_ms()
+
+    world.run(story())
+
+
+def test_owner_whose_reader_hears_nothing_takes_its_queue_over_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client can stay deaf for ever; what it does not give is there, as everybody else sees (T)."""
+    world = make_settler_world()
+    deaf = list[MemoryQueueReader]()
+    get = MemoryQueueReader.get
+
+    async def get_nothing(self: MemoryQueueReader, max_count: int, max_wait_ms: int) -> GetResult:
+        if not deaf:
+            deaf.append(self)  # the one that follows the journal: there is no other now
+        if self is deaf[0]:
+            await world.memory.clock.sleep_ms(max_wait_ms)
+            return GetResult(GetStatus.NO_NEW_MSG, (), self._offset, 0, 0)
+        return await get(self, max_count, max_wait_ms)
+
+    async def story() -> None:
+        async with world.settling():
+            await world.prepare("a", Message("credits", b"k", b"v"))
+            await world.settled()
+            monkeypatch.setattr(MemoryQueueReader, "get", get_nothing)
+            await world.memory.clock.sleep_ms(1_000)
+            await world.commit("a")
+            await world.memory.clock.sleep_ms(180_000)
+            assert world.memory.visible("credits") == [b"v"]
+            assert world.settlers["settler"].status[0].take_overs == 2
+            await world.memory.clock.sleep_ms(600_000)
+            assert world.settlers["settler"].status[0].take_overs == 2, "one that has nothing to read is not deaf"
 
     world.run(story())

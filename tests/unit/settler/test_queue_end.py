@@ -11,6 +11,7 @@ from bridge.core.errors import StoreTimeout
 from bridge.core.message import Message, MessageQueue
 from bridge.core.op_message import LogStart, LogTopics
 from bridge.core.position import Witness
+from bridge.log_watch import StableOffsetWatch
 from bridge.settler.ports import QueueEnd
 from bridge.settler.writer import QueueMemory
 from bridge.store.memory.store import MemoryStore
@@ -44,7 +45,7 @@ class Followed:
         self.store = SilentStore(self.memory.cluster, self.memory.cluster.connect("settler"))
         self.time = OwnerTime(self.memory.clock)
         self.time.observe(self.memory.clock.now_ms())
-        self.end = QueueEnd(self.store, QUEUE, self.time)
+        self.end = QueueEnd(self.store, QUEUE, self.time, StableOffsetWatch(self.store, self.memory.clock))
 
     def run(self, story: Coroutine[Any, Any, None]) -> None:
         async def whole() -> None:
@@ -95,6 +96,28 @@ def test_end_that_could_not_be_asked_for_is_asked_for_again() -> None:
         began_ms = (followed.time.now_ms() or 0) - 1_000
         assert await followed.follow(3) == began_ms
         assert followed.store.asked == 3
+
+    followed.run(story())
+
+
+def test_reader_is_not_doubted_while_nobody_can_be_asked() -> None:
+    """A broker that was away for long is no sign of a deaf client; one that says that there is more is (T)."""
+    followed = Followed()
+
+    async def story() -> None:
+        followed.end.ask()
+        for _ in range(25):
+            await followed.follow(1)
+        followed.store.failing = 60
+        for _ in range(70):
+            await followed.follow(1)
+        assert followed.store.failing == 0
+        await followed.follow(2)
+        for _ in range(40):
+            await followed.follow(2)
+        await followed.follow(2, 30_000)
+        with pytest.raises(StoreTimeout, match="nothing comes from offset 2 on"):
+            await followed.follow(2)
 
     followed.run(story())
 
