@@ -78,7 +78,7 @@ class QueueEnd:
         elif now_ms - self._waits[1] >= _DEAF_MS:
             if s == self._doubted:
                 raise StoreTimeout(f"{self._queue.topic}[{self._queue.queue_id}]: nothing comes from offset {s} on")
-            self._doubted, self._noted, self._is_wanted = s, None, True
+            self._waits, self._doubted, self._noted, self._is_wanted = (s, now_ms), s, None, True
 
     async def _note(self) -> None:
         at_ms = self._time.now_ms()
