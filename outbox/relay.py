@@ -11,17 +11,17 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 
 from outbox.client.connection import submit_or_run
-from outbox.client.errors import HandOverUnavailable, OutboxConfigError
+from outbox.client.errors import HandOverUnavailable, OutboxConfigError, is_read_only
 from outbox.enqueue import NOTIFY_CHANNEL
 from outbox.hand_over import HandOver, OutboxRow, PublishResult, PublishStatus
 from outbox.relay_queries import (
@@ -38,7 +38,6 @@ from outbox.relay_queries import (
     discard_parked,
     note_failures,
     read_parked,
-    relay_transaction,
     release_claim,
     release_parked,
 )
@@ -55,6 +54,12 @@ _SHARED: Final = (
 
 class _SessionShared(Exception):
     """What it is told goes to whoever has it then."""
+
+
+_STAYED: Final = (
+    "published, but its row stays when it is deleted: a trigger, a rule or row level security keeps it; let the relay"
+    " delete, then discard the row"
+)
 
 
 class Notifier:
@@ -306,12 +311,12 @@ class Relay:
         marks = [mark for row, handed in judged if (mark := decide_mark(row, handed, self._config)) is not None]
         marks += claim.unread
 
-        def write(conn: sa.Connection) -> int:
-            if published:
-                delete_published(conn, self._tables, published)
-            return note_failures(conn, self._tables, claim.token, marks)
+        def write(conn: sa.Connection) -> tuple[int, list[Mark]]:
+            stayed = delete_published(conn, self._tables, published) if published else ()
+            noted = [*marks, *(Mark(row_id, PARKED, 0, _STAYED) for row_id in stayed)]
+            return note_failures(conn, self._tables, claim.token, noted), noted
 
-        noted = self._write(write, claim, stop)
+        noted, marks = self._write(write, claim, stop)
         parked = sum(mark.state == PARKED for mark in marks)
         if len(marks) > parked:
             reason = next(mark.reason for mark in marks if mark.state != PARKED)
@@ -344,6 +349,20 @@ class Relay:
                 _LOG.warning(
                     "relay_database_away error=%s rows=%d failures=%d", _describe(error), len(claim.rows), failures
                 )
+
+
+@contextmanager
+def relay_transaction(conn: sa.Connection) -> Iterator[None]:
+    """A transaction in which each statement sees what was committed before it."""
+    if conn.dialect.name != "sqlite":
+        conn = conn.execution_options(isolation_level="READ COMMITTED")
+    try:
+        with conn.begin():
+            yield
+    except DBAPIError as error:
+        if is_read_only(error):  # the next connection may lead to the server that has taken over
+            conn.invalidate()
+        raise
 
 
 def refuse_charset(conn: sa.Connection) -> None:

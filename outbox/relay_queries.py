@@ -4,17 +4,14 @@ Keys are visited in a ring: each claim goes on where the last one stopped, so ev
 """
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
 
-from outbox.client.errors import is_read_only
 from outbox.hand_over import OutboxRow
 from outbox.sources import AsRowId, OutboxSource
 from outbox.transaction_record import DatabaseNow, durable_now, make_insert_missing
@@ -239,16 +236,20 @@ def claim_rows(
     return Claimed(rows, unread, onward)
 
 
-def delete_published(conn: Connection, tables: Tables, rows: Sequence[OutboxRow]) -> None:
-    """Takes published rows away, into the archive if there is one. Needs no lease: published is a fact."""
+def delete_published(conn: Connection, tables: Tables, rows: Sequence[OutboxRow]) -> set[str]:
+    """Takes published rows away, into the archive if there is one. Needs no lease: published is a fact.
+
+    Row ids of those that stayed.
+    """
     source = tables.source
     is_published = is_among(conn.dialect, source.key_column, [row.row for row in rows])
     if source.archive is not None:
         # locked: a relay that was frozen may be at it too, and what it has moved is not moved once more
         taken = sa.select(source.table).where(is_published).with_for_update()
         conn.execute(sa.insert(source.archive).from_select([column.name for column in source.table.c], taken))
-    conn.execute(sa.delete(source.table).where(is_published))
-    _delete_leases(conn, tables, [row.row_id for row in rows])
+    stayed = _delete_rows(conn, source, is_published, len(rows))
+    _delete_leases(conn, tables, [row.row_id for row in rows if row.row_id not in stayed])
+    return stayed
 
 
 def note_failures(conn: Connection, tables: Tables, token: str, marks: Sequence[Mark]) -> int:
@@ -305,11 +306,10 @@ def discard_parked(conn: Connection, tables: Tables, row_ids: Sequence[str]) -> 
     """Deletes parked rows unpublished, so that those they held back go on; how many."""
     leases, source = tables.leases, tables.source
     parked = sa.select(leases.c.row_id).where(of_source(tables), leases.c.row_id.in_(row_ids), leases.c.state == PARKED)
-    found = conn.scalars(parked.with_for_update()).all()
-    if found:
-        conn.execute(sa.delete(source.table).where(AsRowId(source.key_column).in_(found)))
-        _delete_leases(conn, tables, found)
-    return len(found)
+    found = set(conn.scalars(parked.with_for_update()))
+    gone = found - _delete_rows(conn, source, AsRowId(source.key_column).in_(found), len(found))
+    _delete_leases(conn, tables, list(gone))
+    return len(gone)
 
 
 class Cleaned(NamedTuple):
@@ -349,20 +349,6 @@ def _existing(conn: Connection, tables: Tables, row_ids: Sequence[str]) -> set[s
     if left and (convert is None or convert is str):
         found |= set(conn.scalars(named.where(is_among(conn.dialect, AsRowId(column), left))))
     return found
-
-
-@contextmanager
-def relay_transaction(conn: Connection) -> Iterator[None]:
-    """A transaction in which each statement sees what was committed before it."""
-    if conn.dialect.name != "sqlite":
-        conn = conn.execution_options(isolation_level="READ COMMITTED")
-    try:
-        with conn.begin():
-            yield
-    except DBAPIError as error:
-        if is_read_only(error):  # the next connection may lead to the server that has taken over
-            conn.invalidate()
-        raise
 
 
 def _find(
@@ -495,6 +481,15 @@ def _read_held(
     return {columns[_ROW_ID]: columns for columns in _as_dicts(conn.execute(query))}
 
 
+def _delete_rows(conn: Connection, source: OutboxSource, which: sa.ColumnElement[bool], expected: int) -> set[str]:
+    """Row ids of those that stay: a trigger, a rule or row level security may keep rows, without an error."""
+    if conn.execute(sa.delete(source.table).where(which)).rowcount == expected:
+        return set()
+    return set(conn.scalars(sa.select(AsRowId(source.key_column)).where(which)))
+
+
 def _delete_leases(conn: Connection, tables: Tables, row_ids: Sequence[str]) -> None:
+    if not row_ids:
+        return
     is_of_rows = is_among(conn.dialect, tables.leases.c.row_id, row_ids)
     conn.execute(sa.delete(tables.leases).where(of_source(tables), is_of_rows))

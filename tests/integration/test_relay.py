@@ -15,8 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from outbox.client.errors import HandOverUnavailable
 from outbox.enqueue import enqueue, enqueue_async
 from outbox.hand_over import MemoryHandOver, OutboxRow, PublishResult
-from outbox.relay import Relay, RelayConfig, RelayCounts
-from outbox.relay_queries import Tables, delete_published, relay_transaction
+from outbox.relay import Relay, RelayConfig, RelayCounts, relay_transaction
+from outbox.relay_queries import Tables, delete_published
 from outbox.sources import ColumnMap, MappedSource, OwnSource, debezium_source
 from outbox.tables import make_outbox_table
 from tests.support.outbox_world import OutboxWorld, Sent

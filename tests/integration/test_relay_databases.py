@@ -213,3 +213,33 @@ def test_database_without_an_encoding_is_read(postgres: PostgresServer) -> None:
     assert opened.open_relay(SourceSpec(), bridge, RelayConfig()).run_once().published == 1
     opened.close()
     world.engine.dispose()
+
+
+KEEPING = {
+    "sqlite": ("CREATE TRIGGER keep BEFORE DELETE ON outbox_message BEGIN SELECT RAISE(IGNORE); END",),
+    "postgresql": (
+        "CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
+        "CREATE TRIGGER keep BEFORE DELETE ON outbox_message FOR EACH ROW EXECUTE FUNCTION keep()",
+    ),
+}
+
+
+@pytest.mark.parametrize("user_database", list(KEEPING), indirect=True)
+def test_row_that_cannot_be_deleted_is_parked(user_database: UserDatabase) -> None:
+    """A trigger, a rule or row level security keeps it without an error: it was handed over again and again, and
+    published once more when the bridge had forgotten its key."""
+    world, bridge = OutboxWorld(user_database), MemoryHandOver()
+    relay = world.relay(bridge, LONG_LEASE)
+    with world.engine.begin() as conn:
+        for statement in KEEPING[user_database.name]:
+            conn.exec_driver_sql(statement)
+    world.enqueue(Sent("orders", b"k"), Sent("orders"))
+    assert relay.run_once() == (2, 2, 2, 0, 0, 0)
+    assert relay.run_once().claimed == 0
+    parked = relay.read_parked()
+    assert ["published, but" in why for _, why in parked] == [True, True]
+    assert (relay.discard_parked([row for row, _ in parked]), world.count()) == (0, (2, 2))
+    with world.engine.begin() as conn:
+        conn.exec_driver_sql("DROP TRIGGER keep" + (" ON outbox_message" if user_database.name == "postgresql" else ""))
+    assert (relay.discard_parked([row for row, _ in parked]), world.count()) == (2, (0, 0))
+    assert len(bridge.published) == 2
