@@ -21,10 +21,10 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from outbox.client.calls import check_ordering_key
-from outbox.client.errors import InvalidMessage
+from outbox.client.errors import InvalidMessage, OutboxConfigError
 from outbox.client.message import add_trace
 from outbox.tables import make_outbox_table, refuse_unkept
-from outbox.transaction_record import DatabaseNow, find_connection, find_run, raise_missing
+from outbox.transaction_record import DatabaseNow, find_connection, find_run, is_autocommitting, raise_missing
 
 if TYPE_CHECKING:  # at run time it needs greenlet, which comes with `sqlalchemy[asyncio]` only
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
@@ -64,7 +64,9 @@ def enqueue(
     """
     if not messages:
         return ()
-    conn = find_connection(session, "enqueue_async")
+    conn = find_connection(session, table, "enqueue_async")
+    if is_autocommitting(conn):
+        raise OutboxConfigError("with AUTOCOMMIT a message would be published whatever becomes of what it tells of")
     rows = [_make_row(message, ordering_key) for message in messages]
     refuse_unkept(conn, table)
     try:

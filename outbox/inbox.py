@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 import sqlalchemy as sa
-from sqlalchemy import Connection, Engine, ExceptionContext, event
+from sqlalchemy import Connection, Engine, ExceptionContext, TwoPhaseTransaction, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
 
+from outbox.client.block import SPLIT
 from outbox.client.errors import Misuse, OutboxConfigError
-from outbox.tables import INBOX_ID_LENGTH, make_inbox_table, refuse_unkept
+from outbox.client.message import identify
+from outbox.tables import StatementEffect, find_effect, make_inbox_table, refuse_unkept
 from outbox.transaction_record import (
     begin_for_savepoint,
     durable_now,
@@ -66,6 +68,7 @@ class EventGuard:
         self.is_undone = False  # by the database, which nobody may have noticed
         self.is_committed = False
         self.commits_begun = 0
+        self.written: set[Connection] = set()  # connections by which rows were written that a commit keeps
         self._target = target
         self._watched: list[Session | Connection] = []
 
@@ -98,6 +101,12 @@ class EventGuard:
         """
         return self.is_committed or self.commits_begun > 1
 
+    @property
+    def is_split(self) -> bool:
+        """Whether rows are in several databases, of which one may commit without the other."""
+        begun = [one.get_transaction() for one in self.written if one.in_transaction()]
+        return len(begun) > 1 and not any(isinstance(one, TwoPhaseTransaction) for one in begun)
+
     def fail(self, note_lost: Callable[[], None], remedy: str) -> None:
         """What was guarded must go: no commit until a savepoint of its beginning is rolled back, or everything."""
         self.note_lost = note_lost
@@ -127,6 +136,7 @@ class EventGuard:
         self._watched = []
         self.marks = {}
         self.is_undone = False
+        self.written = set()
         self.measure = int
         self.note_lost = _ignore  # it leads back to here: the session would be left to the garbage collector
 
@@ -252,6 +262,21 @@ def _note_lost(target: Session | Connection) -> None:
         guard.note_lost()
 
 
+@event.listens_for(Engine, "before_cursor_execute")
+def _note_statement(connection: Connection, _: object, statement: str, *__: object) -> None:
+    guards = _GUARDS.get(connection, ())
+    if not guards:
+        return
+    match find_effect(statement, connection.dialect.name):
+        case StatementEffect.COMMIT:
+            _refuse(guards, f"`{statement.split(maxsplit=1)[0]}` commits: ")
+        case StatementEffect.ROLL_BACK:
+            _note_lost(connection)
+        case StatementEffect.WRITE if not is_autocommitting(connection):
+            for guard in guards:
+                guard.written.add(connection)
+
+
 @event.listens_for(Engine, "handle_error")
 def _note_undone(context: ExceptionContext) -> None:
     connection = context.connection
@@ -262,11 +287,11 @@ def _note_undone(context: ExceptionContext) -> None:
             guard.is_undone = True
 
 
-def _refuse(guards: Sequence[EventGuard]) -> None:
+def _refuse(guards: Sequence[EventGuard], why: str = "") -> None:
     """In the words of the innermost block that allows no commit, if there is one."""
     for guard in reversed(guards):
         if guard.is_refusing:
-            raise Misuse(guard.remedy)
+            raise Misuse(why + guard.remedy)
 
 
 # --- the inbox ---
@@ -276,8 +301,6 @@ Given = TypeVar("Given")
 
 KEEP_DAYS: Final = 14
 _CONSUMER: Final = re.compile(r"[A-Za-z0-9._-]{1,120}")
-_ID: Final = re.compile(rf"[!-~]{{1,{INBOX_ID_LENGTH}}}")
-_TRANSACTION_ID: Final = re.compile(rb"[0-9A-Za-z]{28}")
 _COMMIT_INSIDE: Final = (
     "commit after the `with` block of the inbox: what comes later in the block would not belong to it"
 )
@@ -303,27 +326,30 @@ class _OnceBlock(Generic[T]):
     def _enter(self, session: Session | Connection) -> T:
         if self._guard is not None:
             raise Misuse("each `with` block of the inbox needs a call of its own")
-        conn = find_connection(session, "AsyncInbox")
+        conn = find_connection(session, self._inbox.table, "AsyncInbox")
         if is_autocommitting(conn):
             raise OutboxConfigError("with AUTOCOMMIT a message would be seen before what it causes is written")
-        refuse_unkept(conn, self._inbox.table)
+        refuse_unkept(conn, self._inbox.table, ["consumer", "message_id"])
         self._guard = guard = find_guard(session)
         new = _insert_new(conn, self._inbox.table, self._inbox.consumer, self._ids)
         if guard is not None:
             guard.arm(self._note_lost, _COMMIT_INSIDE)
+            guard.written.add(conn)
         return self._pick(new)
 
     def _leave(self, error: BaseException | None) -> None:
         guard = self._guard
         if guard is None:
             return
-        is_undone = guard.is_undone
-        if self._is_lost or (error is None and not is_undone):
+        is_undone, is_split = guard.is_undone, guard.is_split
+        if self._is_lost or (error is None and not is_undone and not is_split):
             guard.disarm()
         else:
             guard.fail(guard.disarm, _COMMIT_FAILED)
         if error is None and (self._is_lost or is_undone):
             raise Misuse("the session was rolled back or closed in the `with` block of the inbox")
+        if error is None and is_split:
+            raise Misuse(SPLIT)
 
     def _note_lost(self) -> None:
         self._is_lost = True
@@ -426,25 +452,6 @@ class AsyncInbox(_Inbox):
             return await conn.run_sync(_clean, self.table, self.consumer, keep_days, max_rows)
 
 
-def identify(message: object) -> str:
-    """The same for each delivery of a message, and never for two messages. Raises Misuse.
-
-    Topic, partition and offset; after them the transaction's id, for a topic may be deleted and made again.
-    """
-    if isinstance(message, str):
-        if not _ID.fullmatch(message):
-            raise Misuse(f"a message's id has 1..{INBOX_ID_LENGTH} printable ASCII characters, and no space")
-        return message
-    if (error := _read(message, "error")) is not None:
-        raise Misuse(f"the consumer returned an error, not a message: {error}")
-    topic, partition, offset = (_read(message, name) for name in ("topic", "partition", "offset"))
-    if not isinstance(topic, str) or not isinstance(partition, int) or not isinstance(offset, int):
-        raise Misuse(f"give a message with topic, partition and offset, or its id, not {type(message).__name__}")
-    place = f"{topic}/{partition}/{offset}"
-    transaction_id = _find_transaction_id(_read(message, "headers"))
-    return place if transaction_id is None else f"{place}/{transaction_id}"
-
-
 def _identify_each(messages: Iterable[Given]) -> dict[str, Given]:
     if isinstance(messages, str) or not isinstance(messages, Iterable):
         raise Misuse(f"`once_each` takes a list of messages, not {type(messages).__name__}")
@@ -452,20 +459,6 @@ def _identify_each(messages: Iterable[Given]) -> dict[str, Given]:
     for message in messages:
         by_id.setdefault(identify(message), message)
     return by_id
-
-
-def _read(message: object, name: str) -> object:
-    """confluent-kafka has methods; aiokafka, kafka-python and others attributes."""
-    found = getattr(message, name, None)
-    return found() if callable(found) and not isinstance(message, type) else found
-
-
-def _find_transaction_id(headers: Any) -> str | None:  # noqa: ANN401 - as the client has them
-    """The bridge writes it last. Other producers' headers of this name may hold anything."""
-    pairs = headers.items() if hasattr(headers, "items") else headers or ()
-    raw = next((value for name, value in reversed([*pairs]) if name == "transaction-id"), None)
-    raw = raw.encode() if isinstance(raw, str) else raw
-    return raw.decode() if isinstance(raw, bytes) and _TRANSACTION_ID.fullmatch(raw) else None
 
 
 def _insert_new(conn: Connection, table: sa.Table, consumer: str, ids: Sequence[str]) -> set[str]:

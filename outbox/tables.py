@@ -1,7 +1,9 @@
 """The tables of this package, in the user's own database and MetaData: names and schema are the user's choice."""
 
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
+from enum import Enum
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -13,12 +15,12 @@ from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePoo
 from sqlalchemy.schema import conv
 
 from outbox.client.errors import Misuse, OutboxConfigError
+from outbox.client.message import INBOX_ID_LENGTH
 
 RECORD_TABLE: Final = "outbox_transaction"
 OUTBOX_TABLE: Final = "outbox_message"
 LEASE_TABLE: Final = "outbox_lease"
 INBOX_TABLE: Final = "outbox_inbox"
-INBOX_ID_LENGTH: Final = 320  # topic 249, partition 10, offset 19, transaction id 28, and what is between them
 
 # states of a transaction record
 WRITTEN: Final = "written"  # the local transaction wrote it: it stands if and only if that one has committed
@@ -114,16 +116,38 @@ _ENGINE: Final = sa.text(
 )
 _IS_UNLOGGED: Final = sa.text("SELECT relpersistence = 'u' FROM pg_class WHERE oid = to_regclass(:name)")
 
+# a row for each column of an index that stops a second row; one of nulls if a table has none; no row for a view
+_UNIQUE_ON_MARIADB: Final = sa.text(
+    "SELECT i.index_name, i.column_name FROM information_schema.tables t LEFT JOIN information_schema.statistics i"
+    " ON i.table_schema = t.table_schema AND i.table_name = t.table_name AND i.non_unique = 0"
+    " WHERE t.table_schema = COALESCE(:schema, DATABASE()) AND t.table_name = :name AND t.table_type = 'BASE TABLE'"
+)
+_UNIQUE: Final = {
+    "postgresql": sa.text(
+        "SELECT i.indexrelid, a.attname FROM pg_class t LEFT JOIN pg_index i ON i.indrelid = t.oid AND i.indisunique"
+        " AND i.indimmediate AND i.indisvalid AND i.indpred IS NULL"
+        " LEFT JOIN pg_attribute a ON a.attrelid = i.indexrelid AND a.attnum <= i.indnkeyatts"
+        " WHERE t.oid = to_regclass(:name) AND t.relkind IN ('r', 'p')"
+    ),
+    "mysql": _UNIQUE_ON_MARIADB,
+    "mariadb": _UNIQUE_ON_MARIADB,
+    "sqlite": sa.text(
+        'SELECT l.name, i.name FROM sqlite_master t LEFT JOIN pragma_index_list(t.name) l ON l."unique"'
+        " AND NOT l.partial LEFT JOIN pragma_index_info(l.name) i WHERE t.type = 'table' AND t.name = :name"
+    ),
+}
 
-def refuse_unkept(conn: sa.Connection, table: sa.Table) -> None:
-    """Raises OutboxConfigError where a roll back would leave the table's rows, or a crash take them alone.
 
-    Whatever it was made as: servers change engines without a word, administrators do so for speed.
+def refuse_unkept(conn: sa.Connection, table: sa.Table, key: Collection[str] = ()) -> None:
+    """Raises OutboxConfigError where a roll back would leave the table's rows, or a crash take them alone; or where
+    nothing stops a second row of the same `key`.
+
+    Whatever it was made as: servers change engines without a word, administrators do so for speed, or divide tables.
     """
     is_sqlite = conn.dialect.name == "sqlite"  # there each connection has its own setting
     kept = conn.info.setdefault("outbox_kept", set()) if is_sqlite else _KEPT.setdefault(conn.engine.pool, set())
     if table.fullname not in kept:
-        if (flaw := _find_flaw(conn, table)) is not None:
+        if (flaw := _find_flaw(conn, table) or _find_repetition(conn, table, key)) is not None:
             raise OutboxConfigError(flaw)
         kept.add(table.fullname)
 
@@ -144,6 +168,21 @@ def _find_flaw(conn: sa.Connection, table: sa.Table) -> str | None:
             if conn.scalar(_IS_UNLOGGED, {"name": name}):
                 return f"{name} is unlogged, and a crash would empty it: `ALTER TABLE {name} SET LOGGED`"
     return None
+
+
+def _find_repetition(conn: sa.Connection, table: sa.Table, key: Collection[str]) -> str | None:
+    """All rests on the key: a copy of a table may lack it, and one in partitions may have more columns in it."""
+    if not key or (table.schema is not None and conn.dialect.name == "sqlite"):
+        return None
+    name, columns = conn.dialect.identifier_preparer.format_table(table), ", ".join(key)
+    known = {"schema": table.schema, "name": name if conn.dialect.name == "postgresql" else table.name}
+    query = _UNIQUE.get(conn.dialect.name)  # an Inspector would switch the connection's error events off
+    indexes: dict[object, set[str]] = {}
+    for index, column in conn.execute(query, known) if query is not None else ():
+        indexes.setdefault(index, set()).add(column)
+    if not indexes or any(found <= set(key) for found in indexes.values()):
+        return None
+    return f"{name} takes two rows of one {columns}: give it PRIMARY KEY ({columns}), with no other column in it"
 
 
 def _final(name: str) -> str:
@@ -171,6 +210,42 @@ def _long_text() -> sa.Text:
 def _blob() -> sa.LargeBinary:
     """MariaDB's plain BLOB would end at 64 KiB."""
     return sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
+
+
+# --- what a statement does to the transaction that it is in ---
+
+
+class StatementEffect(Enum):
+    """Of what a session's own methods do not show."""
+
+    COMMIT = 1
+    ROLL_BACK = 2
+    WRITE = 3
+
+
+_BEFORE: Final = r"(?is)(?:\s|--[^\n]*\n|/\*.*?\*/)*"
+_COMMITS: Final = re.compile(_BEFORE + r"(?:COMMIT|END|PREPARE\s+TRANSACTION)\b")
+# Source: MariaDB, "SQL statements that cause an implicit commit"
+_COMMITS_ON_MARIADB: Final = re.compile(
+    _BEFORE + r"(?:(?:ALTER|FLUSH|GRANT|INSTALL|LOCK|RENAME|REVOKE|TRUNCATE|UNINSTALL|UNLOCK)\b"
+    r"|(?:CREATE|DROP)\s+(?!(?:OR\s+REPLACE\s+)?TEMPORARY\b)|(?:ANALYZE|CHECK|OPTIMIZE|REPAIR)\s+(?:\w+\s+)?TABLES?\b"
+    r"|SET\s+(?:SESSION\s+|@@(?:SESSION\.)?)?AUTOCOMMIT\s*:?=)"
+)
+_ROLLS_BACK: Final = re.compile(_BEFORE + r"(?:ABORT|ROLLBACK)\b(?!\s+(?:(?:WORK|TRANSACTION)\s+)?TO\b)")
+_WRITES: Final = re.compile(
+    _BEFORE + r"(?:(?:CALL|COPY|DELETE|INSERT|LOAD|MERGE|REPLACE|UPDATE)\b"
+    r"|WITH\b.*?\b(?:INSERT\s+INTO|DELETE\s+FROM|(?<!FOR )(?<!KEY )UPDATE)\s)"
+)
+
+
+def find_effect(statement: str, dialect: str) -> StatementEffect | None:
+    """By its first words: what a procedure or a function does is in none of them."""
+    if _WRITES.match(statement):
+        return StatementEffect.WRITE
+    is_mariadb = dialect in {"mysql", "mariadb"}
+    if _COMMITS.match(statement) or (is_mariadb and _COMMITS_ON_MARIADB.match(statement)):
+        return StatementEffect.COMMIT
+    return StatementEffect.ROLL_BACK if _ROLLS_BACK.match(statement) else None
 
 
 # --- connections that a process was forked with: on its parent's, each may get what the other asked for ---

@@ -16,7 +16,7 @@ the primary, and let a fail-over lose no commits.
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import sqlalchemy as sa
@@ -184,13 +184,15 @@ def begin_for_savepoint(conn: Connection) -> None:
         _run(conn, f"BEGIN {driver.isolation_level}")
 
 
-def find_connection(session: Session | Connection, other: str) -> Connection:
-    """That of a session. Raises Misuse. `other`: what takes sessions of asyncio."""
+def find_connection(session: Session | Connection, table: sa.Table, other: str) -> Connection:
+    """That of a session with the database of the table. Raises Misuse. `other`: what takes sessions of asyncio."""
     if hasattr(find_scoped(session), "run_sync"):
         raise Misuse(f"a session of asyncio needs {other}")
     if isinstance(session, type) or not hasattr(session, "connection"):
         raise Misuse(f"a session or connection of SQLAlchemy is needed, not {type(session).__name__}")
-    return refuse_inherited(session if isinstance(session, Connection) else session.connection())
+    if isinstance(session, Connection):
+        return refuse_inherited(session)
+    return refuse_inherited(session.connection({"clause": sa.update(table)}))  # some read elsewhere than they write
 
 
 def find_scoped(session: Any) -> Any:  # noqa: ANN401 - of any kind
@@ -381,10 +383,10 @@ class TransactionRecord:
 
         Raises LocalTransactionBarred; OutboxConfigError if the session commits each statement for itself.
         """
-        conn = find_connection(session, "AsyncTransactionRecord")
+        conn = find_connection(session, self.table, "AsyncTransactionRecord")
         if is_autocommitting(conn):
             raise OutboxConfigError("with AUTOCOMMIT there is no local transaction that a record could be part of")
-        refuse_unkept(conn, self.table)
+        refuse_unkept(conn, self.table, ["transaction_id"])
         try:
             insert_record(conn, self.table, transaction_id, producer_group)
         except IntegrityError as error:
@@ -416,9 +418,8 @@ class AsyncTransactionRecord:
 
     async def write(self, session: "AsyncSession | AsyncConnection", transaction_id: str, producer_group: str) -> None:
         """As TransactionRecord.write."""
-        await find_run(session, "TransactionRecord")(
-            partial(_write_swapped, self._record, transaction_id, producer_group)
-        )
+        run = find_run(session, "TransactionRecord")
+        await run(lambda given: self._record.write(given, transaction_id, producer_group))
 
     def answers(self, engine: "AsyncEngine") -> AsyncRecordAnswers:
         """What an AsyncCheckHandler asks."""
@@ -430,12 +431,6 @@ class AsyncTransactionRecord:
         """Deletes a bounded number of old records; how many. Call it again while it is not 0."""
         async with engine.begin() as conn:
             return await conn.run_sync(_clean, self.table, self._config)
-
-
-def _write_swapped(
-    record: TransactionRecord, transaction_id: str, producer_group: str, session: Session | Connection
-) -> None:
-    record.write(session, transaction_id, producer_group)
 
 
 def _clean(conn: Connection, table: sa.Table, config: RecordConfig) -> int:
@@ -489,6 +484,7 @@ def _try_bars(conn: Connection, table: sa.Table, config: RecordConfig, checks: S
     transaction_ids = [check.transaction_id for check in checks]
     try:
         with short_transaction(conn, 0, config.statement_timeout_ms) as transaction:
+            refuse_unkept(conn, table, ["transaction_id"])
             insert_bars(conn, table, transaction_ids, checks[0].producer_group)
             if checks[0].is_trial:
                 transaction.rollback()

@@ -40,6 +40,12 @@ from outbox.client.replies import Prepared, TransactionView
 # Only sessions and connections of SQLAlchemy signal that they are about to commit; of others nothing is known.
 
 
+SPLIT = (
+    "the block has written to more than one database, and one may commit without the other: write to the others in"
+    " sessions of their own, or take one with `twophase=True`"
+)
+
+
 def load_guards() -> Any:  # noqa: ANN401 - a module
     """What sets up SQLAlchemy's listeners, best before there are threads; None where a session cannot be one of its."""
     return import_module("outbox.inbox") if "sqlalchemy" in sys.modules else None
@@ -113,6 +119,11 @@ class LocalWork:
     def is_undone(self) -> bool:
         """Whether the database has rolled back by itself, as at a deadlock, and nobody since."""
         return self._guard is not None and self._guard.is_undone
+
+    @property
+    def is_split(self) -> bool:
+        """Whether rows are in several databases, of which one may commit without the other."""
+        return self._guard is not None and self._guard.is_split
 
     def disarm(self) -> None:
         """The session is its owner's again."""
@@ -359,6 +370,8 @@ class TransactionBlock:
             )
         if self._work.is_undone:
             raise Misuse("the database rolled the session back, at an error that was caught in the block: let it pass")
+        if self._messages and self._work.is_split:
+            raise Misuse(SPLIT)
         if self._work.is_moved:
             raise Misuse("the scoped session stands for another one than when the block began: leave it in its scope")
 

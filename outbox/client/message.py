@@ -12,10 +12,10 @@ from decimal import Decimal
 from enum import Enum
 from json.encoder import encode_basestring
 from math import isfinite
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 from uuid import UUID
 
-from outbox.client.errors import InvalidMessage
+from outbox.client.errors import InvalidMessage, Misuse
 
 # --- values as JSON: strict and compact, with forms for what services hold ---
 
@@ -325,3 +325,43 @@ def _quote_base64(raw: bytes | None) -> str:
 
 def _to_base64(raw: bytes) -> str:
     return binascii.b2a_base64(raw, newline=False).decode()
+
+
+# --- what a consumer got, of any Kafka client ---
+
+INBOX_ID_LENGTH: Final = 320  # topic 249, partition 10, offset 19, transaction id 28, and what is between them
+_INBOX_ID: Final = re.compile(rf"[!-~]{{1,{INBOX_ID_LENGTH}}}")
+_TRANSACTION_ID: Final = re.compile(rb"[0-9A-Za-z]{28}")
+
+
+def identify(message: object) -> str:
+    """The same for each delivery of a message, and never for two messages. Raises Misuse.
+
+    Topic, partition and offset; after them the transaction's id, for a topic may be deleted and made again.
+    """
+    if isinstance(message, str):
+        if not _INBOX_ID.fullmatch(message):
+            raise Misuse(f"a message's id has 1..{INBOX_ID_LENGTH} printable ASCII characters, and no space")
+        return message
+    if (error := _read(message, "error")) is not None:
+        raise Misuse(f"the consumer returned an error, not a message: {error}")
+    topic, partition, offset = (_read(message, name) for name in ("topic", "partition", "offset"))
+    if not isinstance(topic, str) or not isinstance(partition, int) or not isinstance(offset, int):
+        raise Misuse(f"give a message with topic, partition and offset, or its id, not {type(message).__name__}")
+    place = f"{topic}/{partition}/{offset}"
+    transaction_id = _find_transaction_id(_read(message, "headers"))
+    return place if transaction_id is None else f"{place}/{transaction_id}"
+
+
+def _read(message: object, name: str) -> object:
+    """confluent-kafka has methods; aiokafka, kafka-python and others attributes."""
+    found = getattr(message, name, None)
+    return found() if callable(found) and not isinstance(message, type) else found
+
+
+def _find_transaction_id(headers: Any) -> str | None:  # noqa: ANN401 - as the client has them
+    """The bridge writes it last. Other producers' headers of this name may hold anything."""
+    pairs = headers.items() if hasattr(headers, "items") else headers or ()
+    raw = next((value for name, value in reversed([*pairs]) if name == "transaction-id"), None)
+    raw = raw.encode() if isinstance(raw, str) else raw
+    return raw.decode() if isinstance(raw, bytes) and _TRANSACTION_ID.fullmatch(raw) else None

@@ -14,7 +14,8 @@ from sqlalchemy.orm import Session
 
 from outbox import Misuse
 from outbox.client.errors import OutboxConfigError
-from outbox.inbox import AsyncInbox, Inbox, identify
+from outbox.client.message import identify
+from outbox.inbox import AsyncInbox, Inbox
 from outbox.tables import make_inbox_table
 from tests.support.consumed import TRANSACTION_ID, WithAttributes, WithMethods, make_message
 from tests.support.source_tree import ROOT
@@ -201,6 +202,35 @@ def test_savepoint_parts_no_message_from_what_it_causes(engine: sa.Engine, make:
             session.begin_nested().commit()
     assert (written(engine), rows(engine)) == ([2], 1)
     assert take(inbox, engine, 1)
+
+
+@pytest.mark.parametrize("user_database", ["sqlite"], indirect=True)
+def test_effect_in_another_database_is_refused(engine: sa.Engine, tmp_path: Path) -> None:
+    """One may commit without the other: a message that is seen without what it causes."""
+    other = sa.create_engine(f"sqlite:///{tmp_path / 'other.db'}", poolclass=sa.NullPool)
+    metadata.create_all(other)
+    inbox = Inbox("stamps")
+
+    def careless(session: Session) -> None:
+        with session.begin(), inbox.once(session, make_message(1)):
+            act(session, 1)
+
+    with Session(engine, binds={effects: other}) as session, pytest.raises(Misuse, match="more than one database"):
+        careless(session)
+    assert (written(other), rows(engine)) == ([], 0)
+
+
+@pytest.mark.parametrize("user_database", ["mariadb"], indirect=True)
+def test_statement_that_commits_parts_no_message_from_what_it_causes(engine: sa.Engine) -> None:
+    """On MariaDB it had the message as seen before anything was written."""
+
+    def careless(session: Session) -> None:
+        with session.begin(), Inbox("stamps").once(session, make_message(1)):
+            session.execute(sa.text("TRUNCATE TABLE effects"))
+
+    with Session(engine) as session, pytest.raises(Misuse, match="`TRUNCATE` commits"):
+        careless(session)
+    assert rows(engine) == 0
 
 
 def lose_a_deadlock(engine: sa.Engine, session: Session | sa.Connection) -> None:

@@ -128,6 +128,44 @@ def test_tables_that_go_other_ways_than_the_local_transaction_are_refused(
         opened.close()
 
 
+COPIES = {
+    "sqlite": ("CREATE TABLE copy AS SELECT * FROM {0}", "DROP TABLE {0}", "ALTER TABLE copy RENAME TO {0}"),
+    "postgresql": (
+        "ALTER TABLE {0} RENAME TO copy",
+        "CREATE TABLE {0} (LIKE copy) PARTITION BY RANGE (at_ms)",
+        "DROP TABLE copy",
+        "CREATE TABLE {0}_all PARTITION OF {0} DEFAULT",
+        "ALTER TABLE {0} ADD PRIMARY KEY ({1}, at_ms)",
+        "CREATE UNIQUE INDEX ON {0}_all ({1}) WHERE at_ms < 0",
+    ),
+    "mariadb": (
+        "ALTER TABLE {0} DROP PRIMARY KEY, ADD PRIMARY KEY ({1}, at_ms)",
+        "ALTER TABLE {0} PARTITION BY RANGE (at_ms) (PARTITION every VALUES LESS THAN MAXVALUE)",
+    ),
+}
+
+
+def test_tables_that_take_two_rows_of_one_key_are_refused(
+    user_database: UserDatabase, record: TransactionRecord, engine: sa.Engine
+) -> None:
+    """Divided by time, say: a bar beside a record, so that what was answered ROLLBACK is committed all the same; and a
+    message that is new whenever it comes."""
+    tables = {table.name: table for table in make_tables(sa.MetaData())}
+    tables["outbox_inbox"].create(engine)
+    for name in ("outbox_transaction", "outbox_inbox"):
+        key = ", ".join(column.name for column in tables[name].primary_key)
+        with engine.begin() as conn:
+            for statement in COPIES[user_database.name]:
+                conn.exec_driver_sql(statement.format(name, key))
+    with orm.Session(engine) as session:
+        with pytest.raises(OutboxConfigError, match=r"PRIMARY KEY \(transaction_id\)"):
+            record.write(session, "kept", "orders")
+        with pytest.raises(OutboxConfigError, match=r"PRIMARY KEY \(consumer, message_id\)"):
+            Inbox("stamps").once(session, "orders/0/1").__enter__()
+    with pytest.raises(OutboxConfigError, match=r"PRIMARY KEY \(transaction_id\)"):
+        ask(record, engine, "never")
+
+
 def test_database_in_memory_keeps_its_journal_there() -> None:
     """As tests have it: nothing of it outlives a crash."""
     engine, record = sa.create_engine("sqlite://"), TransactionRecord(make_record_table(sa.MetaData()))
@@ -170,6 +208,8 @@ def test_record_without_a_transaction_is_refused(record: TransactionRecord, user
     with orm.Session(engine) as session, pytest.raises(OutboxConfigError):
         record.write(session, "alone", "orders")
     assert ask(record, engine, "alone") == [ROLLBACK]
+    with orm.Session(engine) as session, pytest.raises(OutboxConfigError):
+        enqueue(session, Message("orders"))  # published, whatever becomes of what it tells of
     engine.dispose()
 
 

@@ -14,8 +14,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 from sqlalchemy.orm import Session
 
 from outbox import AsyncBridge, Bridge, LocalCommitUnknown, Message, Misuse
+from outbox.tables import StatementEffect, find_effect, make_record_table
+from outbox.transaction_record import TransactionRecord
 from tests.support.bridge_process import wait_until
 from tests.support.socket_bridge import SocketBridge
+from tests.support.user_database import UserDatabase
 
 METADATA = sa.MetaData()
 CUSTOMERS = sa.Table("customers", METADATA, sa.Column("id", sa.Integer, primary_key=True))
@@ -93,7 +96,7 @@ def order(engine: sa.Engine, face: Bridge, customer: int | None = None, *, fails
             raise KeyError
 
 
-def write(session: Session, face: Bridge, *statements: sa.Insert) -> None:
+def write(session: Session, face: Bridge, *statements: sa.Executable) -> None:
     """Rows with a message."""
     with face.transaction(session) as transaction:
         for statement in statements:
@@ -154,28 +157,159 @@ def test_listener_that_raises_after_the_commit_takes_no_message_back(
     assert bridge.states_of(face.producer_group) == ["PREPARED"]
 
 
-@pytest.mark.filterwarnings("ignore:transaction already deassociated")  # the one that has committed
-def test_refusal_of_a_second_database_takes_no_message_back(
-    bridge: SocketBridge, engine: sa.Engine, face: Bridge, tmp_path: Path
-) -> None:
-    """The other one has committed by then, perhaps the order and the record: the back-check finds out."""
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[sa.Engine]:
+    """Another database of the shop."""
     other = sa.create_engine(f"sqlite:///{tmp_path / 'other.db'}")
     sa.event.listen(other, "connect", lambda connection, _: connection.execute("PRAGMA foreign_keys = ON"))
     METADATA.create_all(other)
+    yield other
+    other.dispose()
+
+
+@pytest.mark.filterwarnings("ignore:transaction already deassociated")  # the one that has committed
+def test_refusal_of_a_second_database_takes_no_message_back(
+    bridge: SocketBridge, engine: sa.Engine, other: sa.Engine, face: Bridge
+) -> None:
+    """The other one has committed by then, perhaps the order and the record: the back-check finds out."""
     begun = []
 
     def refuse_second(connection: sa.Connection) -> None:
         begun.append(connection)
         if len(begun) == 2:
-            connection.exec_driver_sql("INSERT INTO orders VALUES (9, 9)")  # of a customer who is not there
+            connection.connection.cursor().execute("INSERT INTO orders VALUES (9, 9)")  # of a customer who is not there
 
     for one in (engine, other):
         sa.event.listen(one, "commit", refuse_second)
     with Session(engine, binds={CUSTOMERS: other}) as session, pytest.raises(LocalCommitUnknown):
-        write(session, face, ORDERS.insert().values(id=1), CUSTOMERS.insert().values(id=2))
-    assert len(rows(engine, ORDERS) + rows(other, CUSTOMERS)) == 1
+        write(session, face, ORDERS.insert().values(id=1), sa.select(CUSTOMERS))
     assert bridge.states_of(face.producer_group) == ["PREPARED"]
-    other.dispose()
+
+
+def test_rows_in_two_databases_are_refused(
+    bridge: SocketBridge, engine: sa.Engine, other: sa.Engine, face: Bridge
+) -> None:
+    """One may commit without the other, and the record is in one alone: a message without its order, or the reverse."""
+    with Session(engine, binds={ORDERS: other}) as session, pytest.raises(Misuse, match="more than one database"):
+        write(session, face, ORDERS.insert().values(id=1))
+    assert [rows(one, table) for one in (engine, other) for table in (ORDERS, RECORDS)] == [[]] * 4
+    assert bridge.states_of(face.producer_group) == ["ROLLED_BACK"]
+    with Session(engine, binds={ORDERS: other}) as session, face.transaction(session):
+        session.execute(ORDERS.insert().values(id=1))
+        session.execute(CUSTOMERS.insert().values(id=1))  # without a message there is nothing to keep together
+    assert rows(other, ORDERS) == [1]
+
+
+def test_record_goes_where_its_table_is(bridge: SocketBridge, group: str, engine: sa.Engine, other: sa.Engine) -> None:
+    """A session that is bound by tables alone, and one that takes whatever is no write to a copy of the database."""
+    records = make_record_table(METADATA)
+    records.create(other)
+
+    class Router(Session):
+        def get_bind(self, mapper: object = None, *, clause: object = None, **_: object) -> sa.Engine:
+            return other if isinstance(clause, sa.Update | sa.Insert) else engine
+
+    by_table = Session(binds={ORDERS: other, records: other})
+    with Bridge(bridge.url, group, record=TransactionRecord(records)) as face:
+        for number, made in enumerate((by_table, Router()), 1):
+            with made as session:
+                write(session, face, ORDERS.insert().values(id=number))
+    assert (rows(other, ORDERS), len(rows(other, records))) == ([1, 2], 2)
+    assert bridge.states_of(group) == ["COMMITTED"] * 2
+
+
+SHOP = sa.MetaData()
+PLAIN_ORDERS = sa.Table("orders", SHOP, sa.Column("id", sa.Integer, primary_key=True), mysql_engine="InnoDB")
+make_record_table(SHOP)
+
+
+@pytest.fixture
+def shop(user_database: UserDatabase) -> Iterator[sa.Engine]:
+    """On each of the three."""
+    engine = user_database.engine()
+    SHOP.create_all(engine)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def plain_face(bridge: SocketBridge, group: str) -> Iterator[Bridge]:
+    """Writes the records that come with it."""
+    with Bridge(bridge.url, group) as running:
+        yield running
+
+
+def test_commit_that_is_a_statement_is_refused(bridge: SocketBridge, shop: sa.Engine, plain_face: Bridge) -> None:
+    """No method of the session is called: its rows were kept whatever became of the messages."""
+    for text in ("COMMIT", " -- done\n commit work", "/* x */ END"):
+        with Session(shop) as session, pytest.raises(Misuse, match="commits"):
+            write(session, plain_face, PLAIN_ORDERS.insert(), sa.text(text))
+    assert rows(shop, PLAIN_ORDERS) == []
+    assert bridge.states_of(plain_face.producer_group) == []
+
+
+def roll_back(session: Session, face: Bridge) -> None:
+    with face.transaction(session) as transaction:
+        session.execute(PLAIN_ORDERS.insert())
+        transaction.send("orders", value="v")
+        session.execute(sa.text("ROLLBACK"))
+
+
+def test_roll_back_that_is_a_statement_is_heard(bridge: SocketBridge, shop: sa.Engine, plain_face: Bridge) -> None:
+    """A message would be sent without its rows; a savepoint of the body's own may go."""
+    with Session(shop) as session, pytest.raises(Misuse, match="rolled back"):
+        roll_back(session, plain_face)
+    with Session(shop) as session, plain_face.transaction(session) as transaction:
+        session.execute(PLAIN_ORDERS.insert().values(id=7))
+        session.execute(sa.text("SAVEPOINT own"))
+        session.execute(PLAIN_ORDERS.insert().values(id=8))
+        session.execute(sa.text("ROLLBACK TO SAVEPOINT own"))
+        transaction.send("orders", value="v")
+    assert rows(shop, PLAIN_ORDERS) == [7]
+    assert bridge.states_of(plain_face.producer_group) == ["COMMITTED"]
+
+
+ON_MARIADB = (
+    "CREATE TABLE made (id INTEGER)",
+    "CREATE OR REPLACE TABLE made (id INTEGER)",
+    "ALTER TABLE made ADD COLUMN more INTEGER",
+    "TRUNCATE TABLE made",
+    "RENAME TABLE made TO other",
+    "ANALYZE TABLE other",
+    "OPTIMIZE NO_WRITE_TO_BINLOG TABLE other",
+    "LOCK TABLES other WRITE, orders WRITE",
+    "DROP TABLE other",
+    "FLUSH TABLES",
+    "SET autocommit = 1",
+    "SET @@session.autocommit=1",
+    "CREATE TEMPORARY TABLE made (id INTEGER)",
+    "CREATE OR REPLACE TEMPORARY TABLE made (id INTEGER)",
+    "DROP TEMPORARY TABLE IF EXISTS made",
+    "ANALYZE SELECT 1",
+    "SELECT 1 /* COMMIT */",
+    "SET @commit = 1",
+    "DELETE FROM orders WHERE id < 0",
+)
+
+
+@pytest.mark.parametrize("user_database", ["mariadb"], indirect=True)
+def test_statements_are_refused_that_mariadb_commits_at(
+    bridge: SocketBridge, shop: sa.Engine, plain_face: Bridge
+) -> None:
+    """Those and no others: a table that is emptied in a block had its rows kept, whatever became of the messages."""
+    committed = []
+    for number, text in enumerate(ON_MARIADB, 1):
+        with Session(shop) as session:
+            session.execute(PLAIN_ORDERS.insert().values(id=number))
+            session.execute(sa.text(text))
+            session.rollback()
+        if number in rows(shop, PLAIN_ORDERS):
+            committed.append(text)
+    assert committed == [text for text in ON_MARIADB if find_effect(text, "mariadb") is StatementEffect.COMMIT]
+    with Session(shop) as session, pytest.raises(Misuse, match="`TRUNCATE` commits"):
+        write(session, plain_face, PLAIN_ORDERS.insert(), sa.text("TRUNCATE TABLE outbox_transaction"))
+    assert len(rows(shop, PLAIN_ORDERS)) == len(committed)
+    assert bridge.states_of(plain_face.producer_group) == []
 
 
 def test_second_run_under_one_key_meets_the_record_of_the_first(
