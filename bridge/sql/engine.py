@@ -103,7 +103,6 @@ def _translate_postgres(error: DBAPIError, *, is_committing: bool) -> Exception:
 
 
 T = TypeVar("T")
-
 _ATTEMPTS = 5
 _UTF8 = {"client_encoding": "utf8"}  # else drivers take the database's, and read bytes where that is SQL_ASCII
 # with synchronous_commit off, a crash takes back what was acted upon: audits, secrets, given-up queues
@@ -353,7 +352,9 @@ def _make_postgres_engine(url: URL, config: SqlConfig) -> Engine:
 def _begin_postgres(engine: Engine, statement_ms: int, lock_ms: int, idle_ms: int) -> None:
     """Settings come with BEGIN and end with the SQL transaction: behind a pooler, each may be in another session."""
     limits = f"SET LOCAL statement_timeout = {statement_ms}; SET LOCAL lock_timeout = {lock_ms};"
-    limits += f" SET LOCAL idle_in_transaction_session_timeout = {idle_ms};"
+    limits += f" SET LOCAL idle_in_transaction_session_timeout = {idle_ms};"  # these limit all there is to wait for
+    limits += " SELECT set_config('transaction_timeout', '0', true)"
+    limits += " WHERE current_setting('transaction_timeout', true) <> '0';"
     limits += " SET LOCAL standard_conforming_strings = on;"  # where it is off, psycopg's COPY writes other bytes
     # each statement of what writes sees what was committed before it, whatever level is the role's default
     read = f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {limits}"
@@ -488,10 +489,9 @@ def _run(connection: Connection) -> None:
     from alembic import command  # noqa: PLC0415 - nobody else needs it
     from alembic.config import Config  # noqa: PLC0415
 
-    config = Config()
+    config = Config(attributes={"connection": connection})
     config.set_main_option("script_location", str(find_scripts()).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
-    config.attributes["connection"] = connection
     command.upgrade(config, "head")
 
 

@@ -97,6 +97,21 @@ async def test_writers_see_what_was_committed_meanwhile_whatever_the_server_says
     await opened.close()
 
 
+async def test_transaction_of_many_statements_takes_its_time_whatever_the_server_says(empty_database_url: str) -> None:
+    """Each is limited. A migration that made an index of many rows never came to its end, for a database that could not
+    be reached, it was said."""
+    url = sa.make_url(empty_database_url)
+    if url.get_backend_name() != "sqlite":
+        set_default(url, "transaction_timeout = '20ms'")
+    upgrade(empty_database_url)
+    opened = Database(empty_database_url, QUICK)
+    if not opened.is_sqlite:
+        await opened.run(lambda conn: conn.exec_driver_sql("SELECT pg_sleep(0.1)"))
+        await opened.read(lambda conn: conn.exec_driver_sql("SELECT pg_sleep(0.1)"))
+    assert await opened.read(count_leases) == 0
+    await opened.close()
+
+
 async def test_bytes_are_kept_whatever_the_server_says(database_url: str) -> None:
     """A message was not found by its key where backslashes escape in plain strings."""
     url, key = sa.make_url(database_url), b"a\\x\n\x00\xff'"
