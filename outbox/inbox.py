@@ -329,7 +329,7 @@ class _OnceBlock(Generic[T]):
         conn = find_connection(session, self._inbox.table, "AsyncInbox")
         if is_autocommitting(conn):
             raise OutboxConfigError("with AUTOCOMMIT a message would be seen before what it causes is written")
-        refuse_unkept(conn, self._inbox.table, ["consumer", "message_id"])
+        refuse_unkept(conn, self._inbox.table, ["consumer", "message_id"], "message_id")
         self._guard = guard = find_guard(session)
         new = _insert_new(conn, self._inbox.table, self._inbox.consumer, self._ids)
         if guard is not None:

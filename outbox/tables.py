@@ -137,17 +137,25 @@ _UNIQUE: Final = {
     ),
 }
 
+_FOLDED: Final = sa.text(
+    "SELECT column_name FROM information_schema.columns WHERE table_schema = COALESCE(:schema, DATABASE())"
+    " AND table_name = :name AND column_name = :column AND RIGHT(collation_name, 4) <> '_bin'"
+)
 
-def refuse_unkept(conn: sa.Connection, table: sa.Table, key: Collection[str] = ()) -> None:
+
+def refuse_unkept(
+    conn: sa.Connection, table: sa.Table, key: Collection[str] = (), exact_column: str | None = None
+) -> None:
     """Raises OutboxConfigError where a roll back would leave the table's rows, or a crash take them alone; or where
-    nothing stops a second row of the same `key`.
+    nothing stops a second row of the same `key`, or upper and lower case are the same in `exact_column`.
 
     Whatever it was made as: servers change engines without a word, administrators do so for speed, or divide tables.
     """
     is_sqlite = conn.dialect.name == "sqlite"  # there each connection has its own setting
     kept = conn.info.setdefault("outbox_kept", set()) if is_sqlite else _KEPT.setdefault(conn.engine.pool, set())
     if table.fullname not in kept:
-        if (flaw := _find_flaw(conn, table) or _find_repetition(conn, table, key)) is not None:
+        flaw = _find_flaw(conn, table) or _find_repetition(conn, table, key) or _find_folding(conn, table, exact_column)
+        if flaw is not None:
             raise OutboxConfigError(flaw)
         kept.add(table.fullname)
 
@@ -183,6 +191,15 @@ def _find_repetition(conn: sa.Connection, table: sa.Table, key: Collection[str])
     if not indexes or any(found <= set(key) for found in indexes.values()):
         return None
     return f"{name} takes two rows of one {columns}: give it PRIMARY KEY ({columns}), with no other column in it"
+
+
+def _find_folding(conn: sa.Connection, table: sa.Table, column: str | None) -> str | None:
+    """MariaDB gives all columns of a table its usual collation when it is converted to another character set."""
+    known = {"schema": table.schema, "name": table.name, "column": column}
+    if column is None or conn.dialect.name not in {"mysql", "mariadb"} or conn.scalar(_FOLDED, known) is None:
+        return None
+    name, kind = conn.dialect.identifier_preparer.format_table(table), table.c[column].type.compile(conn.dialect)
+    return f"{name}.{column} takes upper for lower case: `ALTER TABLE {name} MODIFY {column} {kind} NOT NULL`"
 
 
 def _final(name: str) -> str:

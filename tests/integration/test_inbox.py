@@ -204,6 +204,20 @@ def test_savepoint_parts_no_message_from_what_it_causes(engine: sa.Engine, make:
     assert take(inbox, engine, 1)
 
 
+@pytest.mark.parametrize("user_database", ["mariadb"], indirect=True)
+def test_table_that_takes_upper_for_lower_case_is_refused(engine: sa.Engine) -> None:
+    """As MariaDB leaves it when a table is converted: what `a` caused, `A` never did."""
+    with engine.begin() as conn:
+        conn.exec_driver_sql("ALTER TABLE outbox_inbox CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci")
+    inbox = Inbox("stamps")
+    with Session(engine) as session, pytest.raises(OutboxConfigError, match="takes upper for lower case") as refused:
+        inbox.once(session, "a").__enter__()
+    with engine.begin() as conn:
+        conn.exec_driver_sql(str(refused.value).split("`")[1])  # what is told to be done
+    with Session(engine) as session, session.begin(), inbox.once_each(session, ["a", "A"]) as new_messages:
+        assert new_messages == ["a", "A"]
+
+
 @pytest.mark.parametrize("user_database", ["sqlite"], indirect=True)
 def test_effect_in_another_database_is_refused(engine: sa.Engine, tmp_path: Path) -> None:
     """One may commit without the other: a message that is seen without what it causes."""
