@@ -268,7 +268,9 @@ def _note_statement(connection: Connection, _: object, statement: str, *__: obje
     if not guards:
         return
     match find_effect(statement, connection.dialect.name):
-        case StatementEffect.COMMIT:
+        case StatementEffect.COMMIT_BEFORE if not any(connection in guard.written for guard in guards):
+            pass
+        case StatementEffect.COMMIT | StatementEffect.COMMIT_BEFORE:
             _refuse(guards, f"`{statement.split(maxsplit=1)[0]}` commits: ")
         case StatementEffect.ROLL_BACK:
             _note_lost(connection)

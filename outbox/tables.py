@@ -236,8 +236,9 @@ class StatementEffect(Enum):
     """Of what a session's own methods do not show."""
 
     COMMIT = 1
-    ROLL_BACK = 2
-    WRITE = 3
+    COMMIT_BEFORE = 2  # it begins another one, which commits the one that has been begun
+    ROLL_BACK = 3
+    WRITE = 4
 
 
 _BEFORE: Final = r"(?is)(?:\s|--[^\n]*\n|/\*.*?\*/)*"
@@ -248,6 +249,7 @@ _COMMITS_ON_MARIADB: Final = re.compile(
     r"|(?:CREATE|DROP)\s+(?!(?:OR\s+REPLACE\s+)?TEMPORARY\b)|(?:ANALYZE|CHECK|OPTIMIZE|REPAIR)\s+(?:\w+\s+)?TABLES?\b"
     r"|SET\s+(?:SESSION\s+|@@(?:SESSION\.)?)?AUTOCOMMIT\s*:?=)"
 )
+_BEGINS: Final = re.compile(_BEFORE + r"(?:START\s+TRANSACTION|BEGIN)\b")
 _ROLLS_BACK: Final = re.compile(_BEFORE + r"(?:ABORT|ROLLBACK)\b(?!\s+(?:(?:WORK|TRANSACTION)\s+)?TO\b)")
 _WRITES: Final = re.compile(
     _BEFORE + r"(?:(?:CALL|COPY|DELETE|INSERT|LOAD|MERGE|REPLACE|UPDATE)\b"
@@ -260,6 +262,8 @@ def find_effect(statement: str, dialect: str) -> StatementEffect | None:
     if _WRITES.match(statement):
         return StatementEffect.WRITE
     is_mariadb = dialect in {"mysql", "mariadb"}
+    if is_mariadb and _BEGINS.match(statement):
+        return StatementEffect.COMMIT_BEFORE
     if _COMMITS.match(statement) or (is_mariadb and _COMMITS_ON_MARIADB.match(statement)):
         return StatementEffect.COMMIT
     return StatementEffect.ROLL_BACK if _ROLLS_BACK.match(statement) else None

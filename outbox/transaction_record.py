@@ -170,6 +170,8 @@ def is_autocommitting(conn: Connection) -> bool:
     if conn.dialect.name != "sqlite":
         return raw.dbapi_connection is not None and conn.dialect.detect_autocommit_setting(raw.dbapi_connection)
     driver: Any = raw.driver_connection
+    if getattr(getattr(driver, "_conn", driver), "autocommit", None) is True:  # from Python 3.12 on; aiosqlite wraps it
+        return True
     if driver.isolation_level is not None:  # it begins a transaction at the first write
         return False
     conn.exec_driver_sql("SELECT 1")  # who begins them with a listener, as SQLAlchemy advises, has done so now

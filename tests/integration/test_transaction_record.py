@@ -1,11 +1,14 @@
 """Transaction records on real databases: what a check may say, whatever the local transaction is doing."""
 
+import sqlite3
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import orm
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from outbox.client.errors import LocalTransactionBarred, OutboxConfigError
 from outbox.client.listener import Resolution
@@ -211,6 +214,34 @@ def test_record_without_a_transaction_is_refused(record: TransactionRecord, user
     with orm.Session(engine) as session, pytest.raises(OutboxConfigError):
         enqueue(session, Message("orders"))  # published, whatever becomes of what it tells of
     engine.dispose()
+
+
+class Committing(sqlite3.Connection):
+    """What `sqlite3.connect(autocommit=True)` gives from Python 3.12 on, by what it says of itself."""
+
+    autocommit = True
+
+
+async def test_record_on_a_connection_of_sqlite_that_commits_by_itself_is_refused(tmp_path: Path) -> None:
+    """Its isolation level says nothing of that."""
+    made: dict[str, Any] = {"connect_args": {"factory": Committing}, "poolclass": sa.NullPool}
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'shop.db'}", **made)
+    awaited = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}", **made)
+    for table in make_tables(sa.MetaData()):
+        table.create(engine)
+    with orm.Session(engine) as session:
+        for act in (
+            lambda: TransactionRecord().write(session, "alone", "orders"),
+            lambda: enqueue(session, Message("orders")),
+            lambda: Inbox("stamps").once(session, "orders/0/1").__enter__(),
+        ):
+            with pytest.raises(OutboxConfigError, match="AUTOCOMMIT"):
+                act()
+    async with AsyncSession(awaited) as session_of_asyncio:
+        with pytest.raises(OutboxConfigError, match="AUTOCOMMIT"):
+            await AsyncTransactionRecord().write(session_of_asyncio, "alone", "orders")
+    engine.dispose()
+    await awaited.dispose()
 
 
 def test_settings_of_a_pooled_connection_are_put_back(record: TransactionRecord, user_database: UserDatabase) -> None:

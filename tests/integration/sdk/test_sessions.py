@@ -269,6 +269,7 @@ def test_roll_back_that_is_a_statement_is_heard(bridge: SocketBridge, shop: sa.E
     assert bridge.states_of(plain_face.producer_group) == ["COMMITTED"]
 
 
+COMMITTING = {StatementEffect.COMMIT, StatementEffect.COMMIT_BEFORE}
 ON_MARIADB = (
     "CREATE TABLE made (id INTEGER)",
     "CREATE OR REPLACE TABLE made (id INTEGER)",
@@ -282,6 +283,8 @@ ON_MARIADB = (
     "FLUSH TABLES",
     "SET autocommit = 1",
     "SET @@session.autocommit=1",
+    "START TRANSACTION",
+    "BEGIN",
     "CREATE TEMPORARY TABLE made (id INTEGER)",
     "CREATE OR REPLACE TEMPORARY TABLE made (id INTEGER)",
     "DROP TEMPORARY TABLE IF EXISTS made",
@@ -305,7 +308,9 @@ def test_statements_are_refused_that_mariadb_commits_at(
             session.rollback()
         if number in rows(shop, PLAIN_ORDERS):
             committed.append(text)
-    assert committed == [text for text in ON_MARIADB if find_effect(text, "mariadb") is StatementEffect.COMMIT]
+    assert committed == [text for text in ON_MARIADB if find_effect(text, "mariadb") in COMMITTING]
+    with Session(shop) as session, pytest.raises(Misuse, match="`BEGIN` commits"):
+        write(session, plain_face, PLAIN_ORDERS.insert(), sa.text("BEGIN"))
     with Session(shop) as session, pytest.raises(Misuse, match="`TRUNCATE` commits"):
         write(session, plain_face, PLAIN_ORDERS.insert(), sa.text("TRUNCATE TABLE outbox_transaction"))
     assert len(rows(shop, PLAIN_ORDERS)) == len(committed)
