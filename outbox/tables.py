@@ -245,11 +245,11 @@ _BEFORE: Final = r"(?is)(?:\s|--[^\n]*\n|/\*.*?\*/)*"
 _COMMITS: Final = re.compile(_BEFORE + r"(?:COMMIT|END|PREPARE\s+TRANSACTION)\b")
 # Source: MariaDB, "SQL statements that cause an implicit commit"
 _COMMITS_ON_MARIADB: Final = re.compile(
-    _BEFORE + r"(?:(?:ALTER|FLUSH|GRANT|INSTALL|LOCK|RENAME|REVOKE|TRUNCATE|UNINSTALL|UNLOCK)\b"
+    _BEFORE + r"(?:(?:ALTER|FLUSH|GRANT|INSTALL|LOCK|RENAME|RESET|REVOKE|TRUNCATE|UNINSTALL|UNLOCK)\b"
     r"|(?:CREATE|DROP)\s+(?!(?:OR\s+REPLACE\s+)?TEMPORARY\b)|(?:ANALYZE|CHECK|OPTIMIZE|REPAIR)\s+(?:\w+\s+)?TABLES?\b"
-    r"|SET\s+(?:SESSION\s+|@@(?:SESSION\.)?)?AUTOCOMMIT\s*:?=)"
+    r"|SET\s+PASSWORD\b|SET\b.*?\bAUTOCOMMIT\s*:?=(?!\s*(?:0|OFF\b|FALSE\b)))"
 )
-_BEGINS: Final = re.compile(_BEFORE + r"(?:START\s+TRANSACTION|BEGIN)\b")
+_BEGINS: Final = re.compile(_BEFORE + r"(?:START\s+TRANSACTION|BEGIN(?!\s+NOT\b))\b")
 _ROLLS_BACK: Final = re.compile(_BEFORE + r"(?:ABORT|ROLLBACK)\b(?!\s+(?:(?:WORK|TRANSACTION)\s+)?TO\b)")
 _WRITES: Final = re.compile(
     _BEFORE + r"(?:(?:CALL|COPY|DELETE|INSERT|LOAD|MERGE|REPLACE|UPDATE)\b"
