@@ -267,6 +267,8 @@ def _note_statement(connection: Connection, _: object, statement: str, *__: obje
     guards = _GUARDS.get(connection, ())
     if not guards:
         return
+    if connection.get_execution_options().get("skip_user_error_events"):  # left by a look at a table of MariaDB
+        connection.execution_options(skip_user_error_events=False)
     match find_effect(statement, connection.dialect.name):
         case StatementEffect.COMMIT_BEFORE if not any(connection in guard.written for guard in guards):
             pass
