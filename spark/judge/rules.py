@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from spark.judge.history import FINAL, Match, Pair, TransactionHistory, match, replay, why_not_unpublished
-from spark.read.envelope import Event, OffsetRange, OpState, QueuePlace, ReceiptRow, Scope, queue_of
+from spark.read.envelope import APPEND_TIME, Event, OffsetRange, OpState, QueuePlace, ReceiptRow, Scope, queue_of
 
 
 class FindingKind(StrEnum):
@@ -159,7 +159,9 @@ def _tell_elsewhere(records: Sequence[Event], matched: Match) -> str:
 
 def _is_retimed(asked_ms: int | None, record: Event, scope: Scope) -> bool:
     extent = scope.extents.get(QueuePlace(record.topic, record.part))
-    return asked_ms is not None and asked_ms != record.ms and not (extent is not None and extent.has_append_time)
+    if asked_ms in {None, record.ms} or record.code == APPEND_TIME:
+        return False
+    return extent is None or not extent.has_append_time  # of what older releases have landed, all that is known
 
 
 # --- is anything there that was not committed?

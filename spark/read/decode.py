@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from spark.read.envelope import EVENT_TYPES, OTHER_VERSION, Evidence
+from spark.read.envelope import APPEND_TIME, EVENT_TYPES, OTHER_VERSION, Evidence
 from spark.read.formats import (
     JOURNAL_FORMS,
     PARKED_FORMS,
@@ -180,6 +180,7 @@ class Records(NamedTuple):
     keys: Sequence[bytes | None]
     values: Sequence[bytes | None]
     headers: Sequence[Headers]
+    clocks: Sequence[int] = ()  # kinds of timestamp, as the client numbers them; empty: the writer's own
 
 
 Decode = Callable[[Records], Columns]
@@ -199,6 +200,7 @@ _TYPES = {
 SCHEMA = pa.schema([(name, _TYPES[kind]) for name, kind in EVENT_TYPES.items()])
 """The envelope's columns."""
 
+_APPENDED = 2  # the client's TIMESTAMP_LOG_APPEND_TIME
 _SEEN_LIMIT_MS = 30_000  # a keyed half message appended later after its look-up is void for everybody
 
 
@@ -416,6 +418,7 @@ def _decode_real(records: Records, *, is_all_hashed: bool) -> Columns:
     return {
         "tx": ids,
         "leg": [Evidence.VISIBLE if tx else Evidence.FOREIGN for tx in ids],
+        "code": [APPEND_TIME if clock == _APPENDED else None for clock in records.clocks] or None,
         **{name: pa.array(column, mask=~is_hashed) for name, column in hashes.items()},
     }
 

@@ -152,6 +152,7 @@ class EndSource(IntEnum):
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0  # `code` of an end; a half message published at once has COMMIT too
 EMPTY, OTHER_VERSION = -1, -2  # `code` of what cannot be read, if more than that is known
 ACT_CHECK, ACT_RESUME, ACT_ABANDON = 1, 2, 3  # `code` of an act
+APPEND_TIME = 1  # `code` of a record in a real topic whose timestamp is the broker's own
 
 
 class PreparedMessage(NamedTuple):

@@ -184,9 +184,7 @@ def _look(admin: AdminClient, places: list[QueuePlace], spec: Callable[[], Offse
 
 def _newest_ms(admin: AdminClient, places: list[QueuePlace]) -> int:
     """The newest append time: where the clock of this machine is behind it, nothing would ever seem late."""
-    return max(
-        (found.timestamp for found in _look(admin, places, OffsetSpec.max_timestamp).values()), default=0
-    )
+    return max((found.timestamp for found in _look(admin, places, OffsetSpec.max_timestamp).values()), default=0)
 
 
 def _read_policies(admin: AdminClient, topics: Iterable[str]) -> dict[str, tuple[str, str]]:

@@ -191,8 +191,8 @@ def _read(wanted: _Range, options: Mapping[str, Any]) -> Iterator[pa.RecordBatch
     try:
         consumer.assign([TopicPartition(wanted.topic, wanted.part, wanted.start)])
         for batch in _read_batches(consumer, wanted, signs):
-            offsets, times, keys, values, headers = zip(*batch, strict=True)
-            yield make_batch(wanted.decode, Records(wanted.topic, wanted.part, offsets, times, keys, values, headers))
+            columns = zip(*batch, strict=True)
+            yield make_batch(wanted.decode, Records(wanted.topic, wanted.part, *columns))
     finally:
         gc.enable()
         consumer.close()
@@ -264,7 +264,7 @@ def _group(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(group, SCHEMA)
 
 
-_Record = tuple[int, int, bytes | None, bytes | None, Headers]  # offset, time, key, value, headers
+_Record = tuple[int, int, bytes | None, bytes | None, Headers, int]  # as columns of `Records`
 
 
 def _read_batches(consumer: Consumer, wanted: _Range, signs: _Signs) -> Iterator[list[_Record]]:
@@ -277,7 +277,8 @@ def _read_batches(consumer: Consumer, wanted: _Range, signs: _Signs) -> Iterator
         for message in messages:
             if message.error() is None and _offset(message) < wanted.end:
                 key, value, headers = message.key(), message.value(), _headers(message)
-                batch.append((_offset(message), message.timestamp()[1], key, value, headers))
+                clock, ms = message.timestamp()
+                batch.append((_offset(message), ms, key, value, headers, clock))
                 size += len(key or b"") + len(value or b"")
                 size += sum(len(name) + len(text or b"") for name, text in headers) if headers else 0
         if batch and (is_over or len(batch) >= _BATCH or size >= _BATCH_BYTES):

@@ -22,6 +22,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AclOperation,
     AclPermissionType,
     AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
     ResourcePatternType,
     ResourceType,
 )
@@ -34,7 +37,7 @@ from bridge.core.transaction import make_transaction_id
 from spark.errors import Indeterminate
 from spark.read import sources
 from spark.read.decode import SCHEMA, Decode, Records, decode_journal, decode_real, make_batch
-from spark.read.envelope import Evidence, QueuePlace
+from spark.read.envelope import APPEND_TIME, Evidence, QueuePlace
 from spark.read.offsets import take_window
 from spark.read.sources import KafkaAccess, land_kafka, read_landed
 from spark.reconcile import explained
@@ -304,6 +307,20 @@ def test_header_whose_name_is_no_utf8_ends_no_job(kafka: str, tmp_path: Path) ->
     put(kafka, topic, b"v")
     read = read_range(_range(topic, 0, 102, tmp_path), {"bootstrap.servers": kafka})
     assert read["leg"].to_pylist() == [Evidence.FOREIGN] * 102
+
+
+def test_record_says_itself_whose_clock_its_timestamp_is(kafka: str, tmp_path: Path) -> None:
+    """Whatever its topic is set to by now: what was published before that changed is as it was."""
+    topic = f"clocks-{time.time_ns()}"
+    create_topics(kafka, {topic: 1}, {"message.timestamp.type": "LogAppendTime"})
+    put(kafka, topic, b"v", timestamp=77)
+    wanted = ConfigEntry("message.timestamp.type", "CreateTime", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[wanted])
+    admin = AdminClient({"bootstrap.servers": kafka})
+    admin.incremental_alter_configs([resource])[resource].result(30)
+    put(kafka, topic, b"v", timestamp=time.time_ns() // 1_000_000)
+    read = read_range(_range(topic, 0, 2, tmp_path), {"bootstrap.servers": kafka})
+    assert read["code"].to_pylist() == [APPEND_TIME, None]
 
 
 def test_code_without_a_date_is_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bridge.core.transaction import make_transaction_id, make_uuid7_bits
 from spark.judge.rules import FindingKind, judge
-from spark.read.envelope import EndSource, Event, PreparedMessage, ReceiptRow, Tolerances
+from spark.read.envelope import APPEND_TIME, EndSource, Event, PreparedMessage, ReceiptRow, Tolerances
 from tests.support.envelope_rows import (
     END_MS,
     HALF,
@@ -136,6 +136,7 @@ def test_topic_with_append_time_may_change_the_timestamp() -> None:
     """Its own clock overrules what was asked for."""
     events = [half([PreparedMessage("orders", None, 111, 77)]), commit(), COMMITTED, record()]
     assert kinds(events, with_extent(SCOPE, "orders", has_append_time=True)) == []
+    assert kinds([*events[:-1], record(code=APPEND_TIME)]) == []
 
 
 def test_unknown_group_is_judged_by_the_bounds() -> None:
