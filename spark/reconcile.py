@@ -291,7 +291,8 @@ def run_command(act: Callable[[Tell], int]) -> int:
         sys.stderr.write(f"error: {error.reason}\n" + (f"what to do: {error.remedy}\n" if error.remedy else ""))
         return error.exit_code
     except Exception:  # noqa: BLE001 - Python's own exit code would say that there are findings
-        sys.stderr.write(f"{traceback.format_exc()}error: a defect of this job; nothing can be said\n")
+        # no "error: ", which would be the reason: the command shows the last words of a job that has none
+        sys.stderr.write(f"{traceback.format_exc()}a defect of this job; nothing can be said\n")
         return ReconcileError.exit_code
 
 

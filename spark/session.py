@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pyspark
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -34,6 +35,8 @@ _AT_LENGTH = "-Xms{heap}m -Xmn{young}m -XX:InlineSmallCode=1000 -XX:FreqInlineSi
 BRIEF_OFFSETS = 1_500_000  # up to so many that is the better choice
 # of a job on this machine: parts so small that what each adds up fits into the heap's share of a task
 _HERE = {"spark.sql.files.maxPartitionBytes": "16m", "spark.sql.adaptive.advisoryPartitionSizeInBytes": "16m"}
+
+_ENDED_REMEDY = "Was there too little memory (`dmesg` tells)? `--memory-mb` is Java's share. Run it again."
 
 
 def start_session(
@@ -92,9 +95,17 @@ def running_session(
     except KeyboardInterrupt:
         raise
     except BaseException:
-        session.stop()
+        _stop(session)
         raise
-    session.stop()
+    _stop(session)
+
+
+def _stop(session: SparkSession) -> None:
+    """Raises Indeterminate."""
+    try:
+        session.stop()
+    except (OSError, Py4JError) as error:
+        raise Indeterminate("Java has ended in the middle of its work", _ENDED_REMEDY) from error
 
 
 def _wrong_spark(found: str) -> Indeterminate:

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from api.cli.reports import _follow
 from tests.support.source_tree import ROOT
 
 _RUN = """
@@ -16,6 +17,21 @@ try:
     print(run_job("tests.support.ending_job", json.loads(sys.argv[1])).lines)
 except typer.Exit as done:
     sys.exit(done.exit_code)
+"""
+
+
+_KILLED = """
+import os, sys
+from spark.reconcile import explained, run_command
+from spark.session import running_session
+def work(tell):
+    with running_session(cores=1, is_brief=True) as spark:
+        java = spark.sparkContext._gateway.proc
+        java.kill()
+        java.wait()
+        with explained():
+            return spark.range(1).count()
+sys.exit(run_command(work))
 """
 
 
@@ -75,3 +91,23 @@ def test_signal_ends_job_and_command(number: signal.Signals, code: int) -> None:
     _, err = job.communicate(timeout=300)
     assert job.returncode == code
     assert "what was begun does not count" in err
+
+
+def test_java_that_is_killed_is_no_defect() -> None:
+    """As the kernel does where memory is short: what has ended is told, and what to do."""
+    done = subprocess.run(
+        [sys.executable, "-c", _KILLED], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 3
+    assert "error: Java has ended in the middle of its work\nwhat to do: " in done.stderr
+    assert "defect" not in done.stderr
+
+
+def test_defect_is_told_however_long_its_traceback_is() -> None:
+    """Without it nobody can report the defect."""
+    work = "def work(tell, left=50):\n    return work(tell, left - 1) if left else 1 // left\n"
+    run = f"import sys\nfrom spark.reconcile import run_command\n{work}sys.exit(run_command(work))"
+    done = subprocess.run([sys.executable, "-c", run], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    said = _follow(done.stderr.splitlines(keepends=True))
+    assert (done.returncode, said.reason) == (3, "")
+    assert any("ZeroDivisionError" in line for line in said.rest)
