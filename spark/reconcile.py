@@ -90,9 +90,8 @@ def _run(spark: SparkSession, options: Options, tell: Tell) -> RunOutcome:
     tables = _read_tables(spark, options, folder, None if last is None else ledger.folder_of(last.run), tell)
     window, units = _choose_window(options, ledger, last)
     tell(f"run {run}: {len(window.extents)} partitions, {window.offsets:,} offsets")
-    landed = IngestedEvents(
-        folder, [] if last is None else [ledger.folder_of(known) for known in ledger.chain_of(last)]
-    )
+    earlier = [] if last is None else [ledger.folder_of(known) for known in ledger.chain_of(last)]
+    landed = IngestedEvents(folder, earlier, window.taken_ms)
     access = KafkaAccess(options.kafka, options.by_receipts)
     land(spark, window, landed, access, units)
     if options.by_receipts:

@@ -78,10 +78,11 @@ WHERE closed.records > 0 AND closed.tx NOT IN (SELECT tx FROM carried)"""
 
 @dataclass(frozen=True, slots=True)
 class IngestedEvents:
-    """The folder of this run, and those of the runs whose windows come before, oldest first."""
+    """The folder of this run, and those of the runs whose windows come before, oldest first. `taken_ms`: its window's."""
 
     folder: Path
     before: Sequence[Path]
+    taken_ms: int
 
 
 def land(
@@ -191,9 +192,11 @@ def _folders_since_birth(landed: IngestedEvents, transaction_ids: Collection[str
     """The runs that may have read something of these."""
     if not transaction_ids:
         return []
-    born = [born_ms(tx) for tx in transaction_ids]
-    first_ms = None if None in born else min(ms for ms in born if ms is not None) - _SLACK_MS
-    return _last_of(landed.before, lambda window: first_ms is None or window.taken_ms >= first_ms)
+    # a time to come is none: most digests that look like an id with a time have one
+    latest_ms = landed.taken_ms + _SLACK_MS
+    born = [ms if (ms := born_ms(tx)) is not None and ms <= latest_ms else 0 for tx in transaction_ids]
+    first_ms = min(born) - _SLACK_MS
+    return _last_of(landed.before, lambda window: window.taken_ms >= first_ms)
 
 
 def _folders_since_half(landed: IngestedEvents, repeated: Collection[Row]) -> list[Path]:

@@ -107,7 +107,9 @@ def test_defect_is_told_however_long_its_traceback_is() -> None:
     """Without it nobody can report the defect."""
     work = "def work(tell, left=50):\n    return work(tell, left - 1) if left else 1 // left\n"
     run = f"import sys\nfrom spark.reconcile import run_command\n{work}sys.exit(run_command(work))"
-    done = subprocess.run([sys.executable, "-c", run], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", run], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
     said = _follow(done.stderr.splitlines(keepends=True))
     assert (done.returncode, said.reason) == (3, "")
     assert any("ZeroDivisionError" in line for line in said.rest)

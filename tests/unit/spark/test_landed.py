@@ -10,14 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bridge.core.transaction import make_transaction_id, make_uuid7_bits
 from spark import reconcile
 from spark.errors import BadUsage, Indeterminate
 from spark.read.envelope import OffsetRange, QueuePlace
+from spark.read.events import IngestedEvents, _folders_since_birth
 from spark.read.window import Window, complete_units, encode_window, find_landed
 from spark.report.files import Run, RunIndex
 
 JOURNAL, ORDERS = QueuePlace("half", 0), QueuePlace("orders", 1)
 Marks = list[tuple[int, int]]
+_HOUR_MS = 3_600_000
 
 
 def window(start: tuple[int, int], end: tuple[int, int]) -> Window:
@@ -137,3 +140,19 @@ def test_offsets_mean_nothing_in_a_topic_made_anew(
     arguments = ["--out", "out", "--kafka", "127.0.0.1:1", *options, *(["--since-last"] if known else [])]
     assert reconcile.main(arguments) == BadUsage.exit_code
     assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("born_ms", "numbers"), [(5 * _HOUR_MS, [2]), (_HOUR_MS, [1, 2]), (1 << 47, [1, 2]), (None, [1, 2])]
+)
+def test_history_is_looked_through_as_far_back_as_an_id_may_come_from(
+    born_ms: int | None, numbers: list[int], tmp_path: Path
+) -> None:
+    """The digests of one idempotency key in 64 look like an id with a time, mostly a time to come: it says nothing."""
+    folders = [tmp_path / str(number) for number in (1, 2)]
+    for folder, taken_ms in zip(folders, (2 * _HOUR_MS, 4 * _HOUR_MS), strict=True):
+        folder.mkdir()
+        (folder / "window.json").write_text(encode_window(replace(window((0, 0), (0, 0)), taken_ms=taken_ms)))
+    landed = IngestedEvents(tmp_path / "3", folders, 5 * _HOUR_MS)
+    tx = make_transaction_id(0, 123 if born_ms is None else make_uuid7_bits(born_ms, 1))
+    assert sorted(_folders_since_birth(landed, [tx])) == [folders[number - 1] for number in numbers]
