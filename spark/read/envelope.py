@@ -54,12 +54,13 @@ class Tolerances:
     """What may take its time before it is a finding.
 
     `settle_ms`: how old a recorded resolution may be without its op message; `stale_ms`: what is added to a longest
-    life; `slack_ms`: how far the brokers' clocks may differ.
+    life; `slack_ms`: how far the brokers' clocks may differ; `apart_ms`: how far those of others may be from theirs.
     """
 
     settle_ms: int = 60_000
     stale_ms: int = 3_600_000
     slack_ms: int = 5_000
+    apart_ms: int = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +89,20 @@ class Scope:
         return self.extents.get(QueuePlace(self.half_topic, queue_of(transaction_id)))
 
     def is_provable(self, transaction_id: str) -> bool:
-        """Whether the half message, had there been one, would have been read."""
-        journal = self.journal_of(transaction_id)
-        if journal is None:
-            return False
-        born = born_ms(transaction_id)
-        if journal.is_whole or born is None:
+        """Whether the half message, had there been one, would have been read.
+
+        In a queue that there is not, it can only have been before the whole journal was made anew.
+        """
+        own, born = self.journal_of(transaction_id), born_ms(transaction_id)
+        all_queues = [extent for place, extent in self.extents.items() if place.topic == self.half_topic]
+        journals = all_queues if own is None else [own]
+        return bool(journals) and all(self._reaches_back(journal, born) for journal in journals)
+
+    def _reaches_back(self, journal: OffsetRange, born: int | None) -> bool:
+        if journal.is_whole or born is None or not journal.first_ms:  # 0: nothing is left of it
             return journal.is_whole
-        if not journal.first_ms:  # nothing is left of it
-            return False
-        return journal.first_ms + self.graces.settle_ms < born <= self.now_ms + self.graces.slack_ms
+        # `born` is by an api's clock
+        return journal.first_ms + self.graces.apart_ms < born <= self.now_ms + self.graces.apart_ms
 
 
 def queue_of(transaction_id: str) -> int:

@@ -13,6 +13,7 @@ from tests.support.envelope_rows import (
     END_MS,
     HALF,
     HALF_MS,
+    HOUR_MS,
     NOW_MS,
     PARKED,
     SCOPE,
@@ -80,11 +81,21 @@ def test_removed_proof_is_said_to_be_removed(events: list[Event], topic: str, me
 
 def test_id_with_a_later_time_must_have_its_half_message() -> None:
     """The journal's beginning is gone, but this transaction is younger than what is left, if anything is."""
-    scope = with_extent(SCOPE, HALF, start=11, is_whole=False, first_ms=HALF_MS)
-    young = make_transaction_id(0, make_uuid7_bits(HALF_MS + 500_000, 1))
-    for tx, kind in ((young, "ORPHAN"), (TX, "UNPROVABLE"), (make_transaction_id(0, 12345), "UNPROVABLE")):
+    scope = with_extent(replace(SCOPE, now_ms=NOW_MS + 2 * HOUR_MS), HALF, start=11, is_whole=False, first_ms=HALF_MS)
+    young = make_transaction_id(0, make_uuid7_bits(HALF_MS + HOUR_MS + 1, 1))
+    doubtful = make_transaction_id(0, make_uuid7_bits(HALF_MS + HOUR_MS - 1, 1))  # of an api whose clock is ahead
+    unknown = make_transaction_id(0, 12345)
+    for tx, kind in ((young, "ORPHAN"), *((tx, "UNPROVABLE") for tx in (TX, doubtful, unknown))):
         assert kinds([record()._replace(tx=tx)], scope, tx) == [kind]
     assert kinds([record()._replace(tx=young)], with_extent(scope, HALF, first_ms=0), young) == ["UNPROVABLE"]
+
+
+def test_id_of_a_queue_that_is_not_there_was_never_prepared() -> None:
+    """Nobody but a forger numbers queues so, if the journal's others are there from their beginning."""
+    nowhere = make_transaction_id(7, make_uuid7_bits(HALF_MS, 1))
+    assert kinds([record()._replace(tx=nowhere)], SCOPE, nowhere) == ["ORPHAN"]
+    removed = with_extent(SCOPE, HALF, start=11, is_whole=False, first_ms=HALF_MS)
+    assert kinds([record()._replace(tx=nowhere)], removed, nowhere) == ["UNPROVABLE"]
 
 
 @pytest.mark.parametrize(
