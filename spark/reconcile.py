@@ -102,7 +102,7 @@ def _run(spark: SparkSession, options: Options, tell: Tell) -> RunOutcome:
             "no record of the real topics names its transaction: the header is off, or everything is missing",
             "If transaction_id_header is false, find records by their receipts: --by-receipts.",
         )
-    window = window.with_first_ms(look.first_times(window.half))
+    window = window.with_times(look.times_of(window.half))
     tell("landed; folding")
     scope = _make_scope(window, options, ledger, last)
     late = _fold(spark, scope, landed)

@@ -141,9 +141,9 @@ class PartitionStats:
 
     rows: Mapping[QueuePlace, Row]
 
-    def first_times(self, topic: str) -> Mapping[int, int]:
-        """Timestamp of the first record of each partition of a topic."""
-        return {place.part: row.first_ms for place, row in self.rows.items() if place.topic == topic}
+    def times_of(self, topic: str) -> Mapping[int, tuple[int, int]]:
+        """The earliest timestamp in each partition of a topic, and that of its last record."""
+        return {place.part: (row.first_ms, row.last_ms) for place, row in self.rows.items() if place.topic == topic}
 
     def count_partitions(self, window: Window) -> list[dict[str, Any]]:
         """By partition: rows + holes = end - start. Holes are markers, aborted and compacted records."""
@@ -165,10 +165,11 @@ def look_at(spark: SparkSession) -> PartitionStats:
     """One pass over what was read."""
     # a bit for each offset: to count different ones otherwise, every row would have to go through a shuffle
     rows = spark.sql(f"""SELECT topic, part, SUM(n) AS n, SUM(bit_count(bits)) AS places, MIN(first) AS first,
-  MAX(last) AS last, MIN(first_ms) AS first_ms, SUM(unreadable) AS unreadable, SUM(foreign) AS foreign,
+  MAX(last) AS last, MIN(first_ms) AS first_ms, MAX_BY(last_ms, last) AS last_ms, SUM(unreadable) AS unreadable, SUM(foreign) AS foreign,
   SUM(visible) AS visible, SUM(told) AS told
 FROM (SELECT topic, part, COUNT(*) AS n, BIT_OR(shiftleft(1L, CAST(off % 64 AS INT))) AS bits, MIN(off) AS first,
-  MAX(off) AS last, MIN(ms) AS first_ms, COUNT_IF(leg = {Evidence.UNREADABLE}) AS unreadable,
+  MAX(off) AS last, MIN(ms) AS first_ms, MAX_BY(ms, off) AS last_ms,
+  COUNT_IF(leg = {Evidence.UNREADABLE}) AS unreadable,
   COUNT_IF(leg = {Evidence.FOREIGN}) AS foreign, COUNT_IF(leg = {Evidence.VISIBLE}) AS visible,
   COUNT_IF(leg = {Evidence.OP} AND n > 0) AS told
   FROM new_events GROUP BY topic, part, off DIV 64) GROUP BY topic, part""").collect()

@@ -47,12 +47,15 @@ class Window:
         """The extents of these topics."""
         return {place: extent for place, extent in sorted(self.extents.items()) if place.topic in topics}
 
-    def with_first_ms(self, first_ms: Mapping[int, int]) -> "Window":
-        """The same, knowing the timestamp of the first record read of each journal queue."""
-        known = {QueuePlace(self.half, queue): ms for queue, ms in first_ms.items()}
-        return replace(
-            self, extents={p: replace(e, first_ms=known.get(p, e.first_ms)) for p, e in self.extents.items()}
-        )
+    def with_times(self, times: Mapping[int, tuple[int, int]]) -> "Window":
+        """The same, knowing the timestamps of the first and the last record read of each journal queue.
+
+        What was appended before the ends were noted cannot be younger than that: so a clock that is behind is seen.
+        """
+        known = {QueuePlace(self.half, queue): both for queue, both in times.items()}
+        appended = [last for place, (_, last) in known.items() if self.extents[place].has_append_time]
+        extents = {p: replace(e, first_ms=known[p][0] if p in known else e.first_ms) for p, e in self.extents.items()}
+        return replace(self, taken_ms=max([self.taken_ms, *appended]), extents=extents)
 
     def make_origins(self) -> dict[QueuePlace, OffsetRange]:
         """Its extents for runs that go on from here: of a queue that held nothing, all is read that comes later."""

@@ -87,3 +87,17 @@ def test_partitions_that_were_not_read_as_they_should_are_named(spark: SparkSess
         HALF: True, PARKED: True, OP: False, "orders": False,
     }  # fmt: skip
     assert (partitions[HALF]["rows"], partitions[HALF]["holes"]) == (1, 199)
+
+
+def test_ages_are_counted_from_kafkas_time_where_the_clock_is_behind_it(spark: SparkSession) -> None:
+    """Else nothing is late for as long as this machine's clock is slow. The last record of a queue tells, not its
+    newest: a broker's clock may have been ahead once. Timestamps that producers make tell nothing."""
+    show_views(spark, [half(ms=NOW_MS + 9_000), commit(ms=NOW_MS), op("COMMITTED", ms=NOW_MS + 5_000)])
+    times = totals.look_at(spark).times_of(HALF)
+    slow, fast = replace(WINDOW, taken_ms=NOW_MS - 86_400_000), replace(WINDOW, taken_ms=NOW_MS + 86_400_000)
+    assert slow.with_times(times).taken_ms == slow.taken_ms
+    place = QueuePlace(HALF, 0)
+    appended = {**WINDOW.extents, place: replace(WINDOW.extents[place], has_append_time=True)}
+    told = [replace(window, extents=appended).with_times(times) for window in (slow, fast)]
+    assert [window.taken_ms for window in told] == [NOW_MS, fast.taken_ms]
+    assert told[0].extents[place].first_ms == NOW_MS
