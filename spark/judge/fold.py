@@ -122,7 +122,7 @@ def fold_sql(stale_before_ms: int, events: str = "events") -> str:
 
 _IS_OPEN = f"""(halves = 0 OR halves > voids) AND NOT COALESCE(
   last_op % 8 IN ({OpState.ROLLED_BACK}, {OpState.ABANDONED})
-  OR (last_op % 8 = {OpState.COMMITTED} AND records >= announced), FALSE)"""
+  OR (last_op % 8 = {OpState.COMMITTED} AND records * halves >= announced), FALSE)"""
 
 SEVERAL_SQL = "SELECT tx, paired FROM transactions WHERE is_plain AND announced > 1"
 """Of `transactions`, the fold's rows: those of several messages that are plain but for the order of their receipts."""

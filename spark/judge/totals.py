@@ -6,7 +6,7 @@ The same input gives the same result.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
@@ -153,19 +153,24 @@ class PartitionStats:
 
 
 def is_header_missing(spark: SparkSession, look: PartitionStats, window: Window) -> bool:
-    """Whether op messages name records among those that were read now, and none of these names its transaction."""
+    """Whether op messages name records among those that were read now, and none of these names its transaction.
+
+    Of what compaction may have removed nothing is known.
+    """
     told, visible, foreign = (any(row[name] for row in look.rows.values()) for name in ("told", "visible", "foreign"))
     if visible or not (told and foreign):
         return False
     named = spark.sql(f"SELECT inline(receipts) AS (topic, part, off) FROM new_events WHERE leg = {Evidence.OP}")
-    return not within(named, window).isEmpty()
+    kept = {place: extent for place, extent in window.extents.items() if not extent.is_compacted}
+    return not within(named, replace(window, extents=kept)).isEmpty()
 
 
 def look_at(spark: SparkSession) -> PartitionStats:
     """One pass over what was read."""
     # a bit for each offset: to count different ones otherwise, every row would have to go through a shuffle
     rows = spark.sql(f"""SELECT topic, part, SUM(n) AS n, SUM(bit_count(bits)) AS places, MIN(first) AS first,
-  MAX(last) AS last, MIN(first_ms) AS first_ms, MAX_BY(last_ms, last) AS last_ms, SUM(unreadable) AS unreadable, SUM(foreign) AS foreign,
+  MAX(last) AS last, MIN(first_ms) AS first_ms, MAX_BY(last_ms, last) AS last_ms,
+  SUM(unreadable) AS unreadable, SUM(foreign) AS foreign,
   SUM(visible) AS visible, SUM(told) AS told
 FROM (SELECT topic, part, COUNT(*) AS n, BIT_OR(shiftleft(1L, CAST(off % 64 AS INT))) AS bits, MIN(off) AS first,
   MAX(off) AS last, MIN(ms) AS first_ms, MAX_BY(ms, off) AS last_ms,

@@ -78,7 +78,7 @@ WHERE closed.records > 0 AND closed.tx NOT IN (SELECT tx FROM carried)"""
 
 @dataclass(frozen=True, slots=True)
 class IngestedEvents:
-    """The folder of this run, and those of the runs whose windows come before, oldest first. `taken_ms`: its window's."""
+    """The folder of this run, `taken_ms` of its window, and the folders of the runs before it, oldest first."""
 
     folder: Path
     before: Sequence[Path]

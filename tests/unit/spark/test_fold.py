@@ -203,6 +203,16 @@ def test_whatever_the_fold_lets_pass_is_right(
     assert not let_pass(database, events) or kinds(events) == []
 
 
+@pytest.mark.parametrize(
+    "name", ["a repeated half message", "a void repeat", "repeated ends", "op message written again"]
+)
+def test_what_is_over_is_not_carried_into_every_later_window(database: Any, name: str) -> None:
+    """Relays repeat what they have published: what is carried would grow with each repeat there ever was."""
+    for events, carried in ((RIGHT[name], set()), (RIGHT[name][:-1], {TX})):
+        fold(database, events)
+        assert {tx for tx, _, is_open in database.execute(KEPT_SQL).fetchall() if is_open} == carried
+
+
 def keyed(number: int, okey: int | None, end: int, off: int, part: int = 0) -> list[Event]:
     """A committed transaction with an ordering key, decided at `end` and published at `off`."""
     tx = make_transaction_id(0, make_uuid7_bits(HALF_MS, number))
