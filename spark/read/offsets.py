@@ -33,8 +33,6 @@ _MOVING = frozenset(  # what a broker says of a partition that has just been mad
     }
 )
 
-_APPEND_TIME = "LogAppendTime"
-
 Ends = Mapping[QueuePlace, int]
 
 
@@ -103,8 +101,6 @@ def _take(admin: AdminClient, internal: InternalTopics, wanted: list[str], last:
     ends = {**_offsets(admin, others, OffsetSpec.latest), **journal_ends}
     starts = _offsets(admin, places, OffsetSpec.earliest)
     policies = _read_policies(admin, {place.topic for place in places})
-    if policies[internal.half][1] == _APPEND_TIME:
-        taken_ms = max(taken_ms, _newest_ms(admin, journal))
     extents = {}
     for place in places:
         start = max(since.get(place, 0), starts[place])
@@ -122,7 +118,7 @@ def _take(admin: AdminClient, internal: InternalTopics, wanted: list[str], last:
             seen.get(place, ends[place]),
             is_whole=starts[place] == 0,
             is_compacted="compact" in policy,
-            has_append_time=clock == _APPEND_TIME,
+            has_append_time=clock == "LogAppendTime",
         )
     return Window(internal.half, internal.op, internal.parked, taken_ms, extents, topic_ids)
 
@@ -171,20 +167,13 @@ def _read_ids(admin: AdminClient, topics: Iterable[str]) -> dict[str, str]:
 
 
 def _offsets(admin: AdminClient, places: list[QueuePlace], spec: Callable[[], OffsetSpec]) -> dict[QueuePlace, int]:
-    return {place: found.offset for place, found in _look(admin, places, spec).items()}
-
-
-def _look(admin: AdminClient, places: list[QueuePlace], spec: Callable[[], OffsetSpec]) -> dict[QueuePlace, Any]:
     asked = {TopicPartition(*place): spec() for place in places}
     if not asked:
         return {}
     answers = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_TIMEOUT_S)
-    return {QueuePlace(place.topic, place.partition): answer.result(_TIMEOUT_S) for place, answer in answers.items()}
-
-
-def _newest_ms(admin: AdminClient, places: list[QueuePlace]) -> int:
-    """The newest append time: where the clock of this machine is behind it, nothing would ever seem late."""
-    return max((found.timestamp for found in _look(admin, places, OffsetSpec.max_timestamp).values()), default=0)
+    return {
+        QueuePlace(place.topic, place.partition): answer.result(_TIMEOUT_S).offset for place, answer in answers.items()
+    }
 
 
 def _read_policies(admin: AdminClient, topics: Iterable[str]) -> dict[str, tuple[str, str]]:

@@ -1,7 +1,6 @@
 """What may change in Kafka between two runs, and what cannot be read on from: told, never passed over."""
 
 import secrets
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -26,18 +25,17 @@ class Cluster:
         prefix = f"offsets-{secrets.token_hex(4)}."
         self.internal: InternalTopics = with_prefix(prefix, 1)
         self.orders = f"{prefix}orders"
-        create_topics(kafka, {self.internal.half: 1}, {"message.timestamp.type": "LogAppendTime"})
-        create_topics(kafka, {self.internal.op: 1, self.internal.parked: 1, self.orders: 1})
+        create_topics(kafka, {self.internal.half: 1, self.internal.op: 1, self.internal.parked: 1, self.orders: 1})
         self.put(5)
         self.last = self.take()
 
     def take(self, *others: str, last: Window | None = None) -> Window:
         return take_window(self.options, self.internal, [self.orders, *others], last)
 
-    def put(self, count: int, part: int = 0, *, topic: str = "") -> None:
+    def put(self, count: int, part: int = 0) -> None:
         producer = Producer(self.options)
         for _ in range(count):
-            producer.produce(topic or self.orders, b"", partition=part)
+            producer.produce(self.orders, b"", partition=part)
         assert producer.flush(30) == 0
 
     def count_partitions(self) -> int:
@@ -104,15 +102,3 @@ def test_topic_that_is_not_read_on_is_told(cluster: Cluster) -> None:
     cluster.delete()
     with pytest.raises(BadUsage, match=f"{cluster.orders}-0, which the last run read, does not exist any more"):
         take_window(cluster.options, cluster.internal, [], cluster.last)
-
-
-def test_clock_that_is_behind_kafka_does_not_make_everything_young(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ages are counted from the newest append time there is: else nothing is late for as long as the clock is slow."""
-    right_ms = time.time_ns() // 1_000_000
-    cluster.put(1, topic=cluster.internal.half)
-    assert cluster.take().taken_ms >= right_ms
-    real = time.time_ns
-    monkeypatch.setattr(time, "time_ns", lambda: real() - 86_400_000_000_000)
-    assert cluster.take().taken_ms >= right_ms
