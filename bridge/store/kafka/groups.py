@@ -53,7 +53,6 @@ class OffsetClient:
         self._led_until = 0.0
         self._led_by = 0  # the client that knows these leaders: a new one knows none
         self._look: asyncio.Task[None] | None = None
-        self._alone = asyncio.Lock()
         self._running: dict[MessageQueue, asyncio.Task[QueueOffsets]] = {}
         self._waiting: dict[MessageQueue, asyncio.Task[QueueOffsets]] = {}
 
@@ -126,14 +125,14 @@ class OffsetClient:
         made to look anew, at once if somebody did answer."""
         answer = await self._ask_leader(queue, spec, isolation)
         if isinstance(answer, KafkaException) and error_of(answer).code() not in SILENCE:
-            self._led = frozenset()
+            self._led -= {queue}
             answer = await self._ask_leader(queue, spec, isolation)
         if isinstance(answer, KafkaException):
-            self._led = frozenset()
+            self._led -= {queue}
             raise make_store_error(error_of(answer)) from answer
         # A request without an answer in time comes back as a success, with this offset for every queue.
         if answer.offset == OFFSET_INVALID:
-            self._led = frozenset()
+            self._led -= {queue}
             raise StoreTimeout(f"{queue.topic}[{queue.queue_id}]: no answer to a question for its offsets")
         return int(answer.offset)
 
@@ -175,18 +174,18 @@ class OffsetClient:
     async def _ask_leader(
         self, queue: MessageQueue, spec: OffsetSpec, isolation: IsolationLevel
     ) -> ListOffsetsResultInfo | KafkaException:
-        """Asks when the client knows the leader, else alone.
+        """Asks when the client knows the leader.
 
         A question for a leader it does not know is followed up by two of its threads at once, and ends the process
-        with a segmentation fault if the answer to another such question comes meanwhile (librdkafka 2.16,
+        if anybody's answer about topics comes meanwhile (librdkafka 2.16,
         `rd_kafka_topic_partition_list_query_leaders_async`).
         """
         if not self._knows_leader(queue):
             await self._look_for_leaders()
         if self._knows_leader(queue):
             return await self._ask(queue, spec, isolation)
-        async with self._alone:
-            return await self._ask(queue, spec, isolation)
+        unknown = f"{queue.topic}[{queue.queue_id}] has no leader, or is not there"
+        return KafkaException(KafkaError(KafkaError._NOENT, unknown))  # noqa: SLF001 - the client's public name for it
 
     def _knows_leader(self, queue: MessageQueue) -> bool:
         is_known = queue in self._led and self._led_by == self._asker.generation
