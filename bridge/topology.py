@@ -47,6 +47,7 @@ class FaultKind(StrEnum):
     MESSAGE_SIZE = "message-size"
     UNCLEAN_ELECTION = "unclean-election"
     REPLICAS = "replicas"
+    NO_LEADER = "no-leader"
     OTHER_CLUSTER = "other-cluster"
     OTHER_TOPIC = "other-topic"
     OTHER_BRIDGE = "other-bridge"
@@ -60,6 +61,7 @@ NEVER_OVERRIDDEN = frozenset(
         FaultKind.MISSING,
         FaultKind.QUEUE_COUNT,
         FaultKind.TIMESTAMPS,
+        FaultKind.NO_LEADER,
         FaultKind.OTHER_CLUSTER,
         FaultKind.OTHER_TOPIC,
         FaultKind.OTHER_BRIDGE,
@@ -166,8 +168,8 @@ async def judge_transaction_state(admin: TopicAdmin) -> list[TopologyFault] | No
     topic = (await admin.describe_topics([_TRANSACTION_STATE], with_denied=True))[_TRANSACTION_STATE]
     if topic is None or not topic.queues:
         return [] if topic is None else None
-    fault = _judge_replicas(topic, len((await admin.describe_cluster()).brokers))
-    return [] if fault is None else [fault]
+    judged = [_judge_replicas(topic, len((await admin.describe_cluster()).brokers)), _judge_leaders(topic)]
+    return [fault for fault in judged if fault is not None]
 
 
 def judge_topic(topic: TopicDescription, rules: TopicRules, brokers: int) -> list[TopologyFault]:
@@ -181,6 +183,7 @@ def judge_topic(topic: TopicDescription, rules: TopicRules, brokers: int) -> lis
         _judge_size(topic, rules),
         _judge_election(topic),
         _judge_replicas(topic, brokers),
+        _judge_leaders(topic),
     ]
     return [fault for fault in judged if fault is not None]
 
@@ -251,6 +254,7 @@ def _log_of(internal: InternalTopics, known: Mapping[str, TopicIdentity]) -> Log
 class TopologyGuard:
     """Looks every half a minute, and every few seconds while something is wrong. Not ready as long as `faults` has any.
 
+    `away`: queues without a leader, which are no reason to refuse what the others take.
     `overridden`: kinds of faults that an operator takes. `longest_life_of`: the longest life, in milliseconds,
     that a producer group gives its transactions now.
     """
@@ -274,6 +278,7 @@ class TopologyGuard:
         self._next_ms = 0
         self._sees_transaction_state = True  # else it would be asked for, and denied, for ever
         self._told: Sequence[TopologyFault] = ()
+        self.away: Sequence[TopologyFault] = ()
         self.faults: Sequence[TopologyFault] = (
             TopologyFault(FaultKind.UNREACHABLE, internal.half, "not looked at yet", "wait"),
         )
@@ -292,7 +297,8 @@ class TopologyGuard:
         if self._told and not faults:
             _LOG.info("topology_in_order")
         self._told = faults
-        self.faults = [fault for fault in faults if fault.kind not in self._overridden]
+        self.away = [fault for fault in faults if fault.kind is FaultKind.NO_LEADER]
+        self.faults = [fault for fault in faults if fault.kind not in {*self._overridden, FaultKind.NO_LEADER}]
         return self.faults
 
     async def run_if_due(self, *, is_due: bool) -> None:
@@ -306,7 +312,7 @@ class TopologyGuard:
             _LOG.warning("topology_not_checked", reason=str(error))
             self._next_ms = now_ms + _AGAIN_MS
         else:
-            self._next_ms = now_ms + (_AGAIN_MS if self.faults else GUARD_INTERVAL_MS)
+            self._next_ms = now_ms + (_AGAIN_MS if self.faults or self.away else GUARD_INTERVAL_MS)
 
 
 def _judge_bridge(internal: InternalTopics, recorded: Mapping[str, TopicIdentity]) -> list[TopologyFault]:
@@ -417,6 +423,15 @@ def _judge_replicas(topic: TopicDescription, brokers: int) -> TopologyFault | No
     harm = "nothing can be written" if min_insync > factor else "one lost disk loses what was acknowledged"
     detail = f"min.insync.replicas {min_insync} with {factor} replicas: {harm}"
     return _fault(FaultKind.REPLICAS, topic, detail, "min.insync.replicas", str(wanted))
+
+
+def _judge_leaders(topic: TopicDescription) -> TopologyFault | None:
+    """Nothing of such a queue can be read or written, and whoever tries learns no more than that nobody answers."""
+    if not topic.leaderless:
+        return None
+    queues = ", ".join(map(str, sorted(topic.leaderless)))
+    remedy = "bring back a broker, or the disk, that has its replica (kafka-topics.sh --describe names them)"
+    return TopologyFault(FaultKind.NO_LEADER, topic.name, f"no leader of partition {queues}", remedy)
 
 
 def _int(topic: TopicDescription, name: str) -> int:

@@ -123,8 +123,8 @@ async def check_sql(database: Database, processes: ProcessBoard | None = None) -
 
 
 async def _topology(guard: TopologyGuard) -> CheckResult:
-    faults = guard.faults
-    return CheckResult(is_ok=not faults, detail="; ".join(map(str, faults)))
+    told = [*guard.faults, *guard.away]
+    return CheckResult(is_ok=not told, is_degraded=not guard.faults, detail="; ".join(map(str, told)))
 
 
 async def _processes(board: ProcessBoard) -> CheckResult:

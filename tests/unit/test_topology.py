@@ -10,7 +10,10 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from api.web.health import _topology
+from api.web.request import CheckResult
 from bridge.core.errors import SqlUnavailable
+from bridge.core.message import MessageQueue
 from bridge.core.op_message import LogTopics
 from bridge.core.topics import InternalTopics, TopicDescription
 from bridge.sql.engine import InlineDatabase
@@ -349,6 +352,22 @@ async def test_what_kafka_transactions_are_committed_is_on_two_disks_too(
     faults = await world.guard().run_once()
     assert [(fault.topic, fault.kind) for fault in faults] == [(name, FaultKind.REPLICAS)] * count
     assert await world.guard("replicas").run_once() == []
+
+
+async def test_queue_without_a_leader_is_told_and_refuses_nothing_of_others(world: TopologyWorld) -> None:
+    """Whoever asks it learns that nobody answers; what other queues take goes on, and so does `migrate` (A, B)."""
+    await world.migrate()
+    guard = world.guard()
+    world.cluster.log.set_leader(MessageQueue(TOPICS.half, 1), has_leader=False)
+    await guard.run_if_due(is_due=False)
+    assert guard.faults == []
+    (away,) = guard.away
+    assert str(away).startswith(f"{TOPICS.half}: no leader of partition 1; bring back a broker, or the disk")
+    assert await _topology(guard) == CheckResult(is_ok=False, is_degraded=True, detail=str(away))
+    world.cluster.log.set_leader(MessageQueue(TOPICS.half, 1), has_leader=True)
+    await world.clock.advance(5_000)
+    await guard.run_if_due(is_due=False)
+    assert await _topology(guard) == CheckResult(is_ok=True, is_degraded=True)
 
 
 def test_setting_that_the_cluster_does_not_tell_is_as_kafka_has_it() -> None:
