@@ -27,7 +27,7 @@ _LOG = structlog.get_logger()
 _DAY_MS = 86_400_000
 _BODY_BYTES = 8 * 1024 * 1024
 _MARGIN_BYTES = 64 * 1024
-_TRANSACTION_STATE = "__transaction_state"
+_TRANSACTION_STATE, _GROUPS = "__transaction_state", "__consumer_offsets"
 
 MARGIN_AFTER_LIFE_MS = 7 * _DAY_MS
 GUARD_INTERVAL_MS = 30_000  # sooner than Kafka deletes by a retention that somebody changed: every five minutes
@@ -160,15 +160,19 @@ async def examine(
     return faults
 
 
-async def judge_transaction_state(admin: TopicAdmin) -> list[TopologyFault] | None:
+async def judge_topics_of_kafka(admin: TopicAdmin) -> list[TopologyFault] | None:
     """Where Kafka keeps which Kafka transactions are committed: without it some are torn, and written once more.
 
-    None where we may not look at it. There is none before the first Kafka transaction. Raises StoreError.
+    Without a leader there, or where it keeps its groups, queues have no owners. None where we may not look. There is
+    none before the first Kafka transaction. Raises StoreError.
     """
-    topic = (await admin.describe_topics([_TRANSACTION_STATE], with_denied=True))[_TRANSACTION_STATE]
-    if topic is None or not topic.queues:
-        return [] if topic is None else None
-    judged = [_judge_replicas(topic, len((await admin.describe_cluster()).brokers)), _judge_leaders(topic)]
+    found = await admin.describe_topics([_TRANSACTION_STATE, _GROUPS], with_denied=True)
+    state, groups = found[_TRANSACTION_STATE], found[_GROUPS]
+    if state is not None and not state.queues:
+        return None
+    judged = [] if groups is None else [_judge_leaders(groups)]
+    if state is not None:
+        judged += [_judge_replicas(state, len((await admin.describe_cluster()).brokers)), _judge_leaders(state)]
     return [fault for fault in judged if fault is not None]
 
 
@@ -276,7 +280,7 @@ class TopologyGuard:
         self._overridden = frozenset(overridden) - NEVER_OVERRIDDEN
         self._longest_life_of = longest_life_of
         self._next_ms = 0
-        self._sees_transaction_state = True  # else it would be asked for, and denied, for ever
+        self._sees_topics_of_kafka = True  # else they would be asked for, and denied, for ever
         self._told: Sequence[TopologyFault] = ()
         self.away: Sequence[TopologyFault] = ()
         self.faults: Sequence[TopologyFault] = (
@@ -287,9 +291,9 @@ class TopologyGuard:
         """Looks now. What cannot be asked is left as it was known. Raises StoreError and SqlUnavailable."""
         recorded = await self._database.read(read_identity)
         faults = await examine(self._admin, self._internal, recorded, self._longest_life_of())
-        if self._sees_transaction_state:
-            of_kafka = await judge_transaction_state(self._admin)
-            self._sees_transaction_state = of_kafka is not None
+        if self._sees_topics_of_kafka:
+            of_kafka = await judge_topics_of_kafka(self._admin)
+            self._sees_topics_of_kafka = of_kafka is not None
             faults += of_kafka or []
         for fault in faults:
             if fault not in self._told:

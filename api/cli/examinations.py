@@ -47,7 +47,7 @@ from bridge.sql.groups import Snapshot, read_snapshot
 from bridge.sql.identity import read_identity
 from bridge.store.message_store import MessageStore, PutStatus
 from bridge.topology import examine as find_faults
-from bridge.topology import judge_transaction_state
+from bridge.topology import judge_topics_of_kafka
 from outbox.client.config import HttpConfig
 from outbox.client.errors import OutboxConfigError
 
@@ -201,7 +201,7 @@ async def _examine_topics(parts: KafkaParts, topics: InternalTopics, settings: S
     finally:
         await database.close()
     faults = await find_faults(parts.admin, topics, identity)
-    faults += await judge_transaction_state(parts.admin) or []
+    faults += await judge_topics_of_kafka(parts.admin) or []
     taken = settings.topics.overridden
     found = [
         Diagnosis(WARNING if f.kind in taken else BROKEN, "topics", f"{f.topic}: {f.detail}", f.remedy) for f in faults

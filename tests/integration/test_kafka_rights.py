@@ -40,6 +40,8 @@ NEEDLESS = {
     ("Group", "outbox-bridge-reader", "DESCRIBE"),
     ("Group", "outbox-bridge-report", "DESCRIBE"),
     ("Topic", "outbox-bridge", "DESCRIBE_CONFIGS"),
+    ("Topic", "__consumer_offsets", "DESCRIBE"),
+    ("Topic", "__consumer_offsets", "DESCRIBE_CONFIGS"),
     ("Topic", "__transaction_state", "DESCRIBE"),
     ("Topic", "__transaction_state", "DESCRIBE_CONFIGS"),
     ("Cluster", "kafka-cluster", "IDEMPOTENT_WRITE"),  # the right to write to any topic does as well

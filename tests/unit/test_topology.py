@@ -370,6 +370,27 @@ async def test_queue_without_a_leader_is_told_and_refuses_nothing_of_others(worl
     assert await _topology(guard) == CheckResult(is_ok=True, is_degraded=True)
 
 
+@pytest.mark.parametrize("name", ["__transaction_state", "__consumer_offsets"])
+async def test_topic_of_kafka_without_a_leader_is_told(
+    world: TopologyWorld, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Settlers that get no queue look like ones that stand by, and those that cannot begin like slow ones."""
+    await world.migrate()
+    described = world.admin.describe_topics
+    away = replace(HALF, name=name, config=JOURNAL_RULES.make_config(2), leaderless=frozenset({3}))
+
+    async def describe_topics(
+        names: Collection[str], *, with_denied: bool = False
+    ) -> dict[str, TopicDescription | None]:
+        found = await described(names, with_denied=with_denied)
+        return {**found, name: away} if with_denied else found
+
+    monkeypatch.setattr(world.admin, "describe_topics", describe_topics)
+    guard = world.guard()
+    assert await guard.run_once() == []
+    assert [(fault.topic, fault.detail) for fault in guard.away] == [(name, "no leader of partition 3")]
+
+
 def test_setting_that_the_cluster_does_not_tell_is_as_kafka_has_it() -> None:
     """No limit in bytes and no unclean election, but nothing that keeps records longer."""
     faults = judge_topic(replace(HALF, config={"min.insync.replicas": "2"}), OP_RULES, 3)

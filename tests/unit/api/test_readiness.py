@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 
 from api.console.site import make_site
 from api.web.app import create_app
-from api.web.health import _secrets, check_sql
+from api.web.health import _kafka, _secrets, check_sql
 from api.web.request import CheckResult
 from bridge.clock import SystemClock
 from bridge.core.errors import SqlUnavailable
@@ -35,6 +35,7 @@ from bridge.sql.identity import ProcessBoard, begin_seals
 from bridge.sql.tables import metadata, secrets
 from tests.support.api_fakes import FakeTransactions, make_services
 from tests.support.live_server import serve
+from tests.support.memory_world import make_memory_world
 
 WHO = Who("ops/abcdefgh@127.0.0.1", "")
 CONFIG = SqlConfig(admission_timeout_ms=200, threads=1)
@@ -139,6 +140,19 @@ async def test_database_that_is_read_and_takes_nothing_is_told(database: Databas
     assert told.detail.startswith("nothing can be written: ")
     await board.run_once()
     assert await check_sql(database, board) == CheckResult(is_ok=True)
+
+
+async def test_what_the_client_complains_of_is_told_while_kafka_does_not_answer(
+    fake: FakeTransactions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A password that was changed looks like a broker that is away, but for these words."""
+    admin = make_memory_world().admin
+    monkeypatch.setattr(admin, "ping", asyncio.Event().wait)
+    check = partial(_kafka, admin, lambda: "_AUTHENTICATION: invalid credentials", int)
+    async with serve(make_services(fake, readiness={"kafka": check})) as live:
+        answer = await live.client.get("/readyz?verbose")
+    (told,) = answer.json()["checks"]
+    assert (answer.status_code, told["detail"]) == (503, "_AUTHENTICATION: invalid credentials")
 
 
 async def test_what_of_a_group_is_damaged_is_told_to_those_who_may_read_all(
