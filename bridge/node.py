@@ -357,7 +357,7 @@ class Node:
             self.turns,
             auto_create_groups=config.auto_create_groups,
         )
-        journal = Journal(store, topics, self.kafka_time, limits.max_in_flight, self.log)
+        journal = self.journal = Journal(store, topics, self.kafka_time, limits.max_in_flight, self.log)
         repeats = Repeats(self.reads, ends, clock, limits.projection_wait_ms)
         random_bits = backing.random.getrandbits
         preparer = Preparer(admission, journal, self.follower, repeats, self.kafka_time, random_bits)

@@ -33,6 +33,7 @@ from bridge.projector import Projector
 from bridge.service.audit import AuditHeads, AuditTopic
 from bridge.service.canary import Canary
 from bridge.service.contract import Refused
+from bridge.service.journal import Journal
 from bridge.service.reads import SearchService
 from bridge.service.replies import OpFollower
 from bridge.settler.settler import Hold, Settler
@@ -82,6 +83,7 @@ def make_readiness(
     if certificates is not None:
         checks["certificates"] = lambda: _certificates(certificates)
     if node.roles.is_called:
+        checks["journal"] = lambda: _journal(node.journal)
         checks["answers"] = lambda: _answers(node.follower)
         checks["settling"] = lambda: _settling(node.search)
         checks["audit"] = lambda: _audit(node.audit_heads)
@@ -215,6 +217,12 @@ async def _certificates(certificates: Certificates) -> CheckResult:
     return CheckResult(
         is_ok=not fault, is_degraded=True, detail=f"{fault}; the earlier ones are shown" if fault else ""
     )
+
+
+async def _journal(journal: Journal) -> CheckResult:
+    """Degraded only: nobody would try it any more at a process that is sent nothing."""
+    told = journal.describe_refusals()
+    return CheckResult(is_ok=not told, is_degraded=True, detail=told)
 
 
 async def _answers(follower: OpFollower) -> CheckResult:

@@ -166,6 +166,7 @@ class EndOffsets:
                 del self._running[queue_id]
 
 
+_REFUSED_MS = 60_000
 _BUSY = PutResult(PutStatus.REFUSED, refusal=Refusal.STORE_BUSY, detail="too many records in flight")
 LATE = PutResult(PutStatus.OUTCOME_UNKNOWN, detail="no answer before the deadline")
 _BACKWARDS = PutResult(PutStatus.OUTCOME_UNKNOWN, detail="the journal has given out an offset again")
@@ -191,11 +192,18 @@ class Journal:
         self._kafka_time = kafka_time
         self._max_in_flight = max_in_flight
         self._in_flight = 0
+        self._refusals: dict[int, tuple[str, int]] = {}  # why the last record of a queue was, and when
 
     @property
     def in_flight(self) -> int:
         """Records whose fate is not known yet."""
         return self._in_flight
+
+    def describe_refusals(self) -> str:
+        """For operators; nothing where none was for a minute. Callers are only told to come again."""
+        now_ms = self._kafka_time.clock.monotonic_ms()
+        lately = sorted((q, why) for q, (why, at_ms) in self._refusals.items() if now_ms - at_ms < _REFUSED_MS)
+        return "; ".join(f"{self.topics.half}[{queue_id}] takes no records: {why}" for queue_id, why in lately)
 
     async def append(self, messages: Sequence[Message], deadline: Deadline) -> list[PutResult]:
         """One result for each record, same order. What is not known at the deadline is OUTCOME_UNKNOWN.
@@ -255,7 +263,11 @@ class Journal:
         for place, result in enumerate(results):
             offset, queue_id = result.queue_offset, messages[place].queue_id
             if offset < 0 or result.status is not _PUT_OK:  # a retried put may not know its offset
+                if result.refusal is not None:
+                    self._note_refusal(queue_id, result)
                 continue
+            if self._refusals:
+                self._refusals.pop(queue_id, None)
             if offset <= floors[queue_id]:
                 highest[queue_id] = offset
                 self._log.doubt(queue_id, offset)
@@ -263,6 +275,15 @@ class Journal:
             elif offset > highest.get(queue_id, -1):
                 highest[queue_id] = offset
         return results
+
+    def _note_refusal(self, queue_id: int, result: PutResult) -> None:
+        """Once in the log for as long as it lasts. A record that is too large is its caller's own affair."""
+        if result.refusal is Refusal.MESSAGE_TOO_LARGE:
+            return
+        why = result.detail or str(result.refusal)
+        if self._refusals.get(queue_id, ("", 0))[0] != why:
+            _LOG.error("journal_refused", queue=queue_id, reason=why)
+        self._refusals[queue_id] = why, self._kafka_time.clock.monotonic_ms()
 
 
 # --- what callers are told of a put ---

@@ -248,7 +248,7 @@ def test_every_process_says_how_it_is(service: RunningService) -> None:
         assert process.get("/livez").json() == {"live": True}
         assert process.get("/readyz").json() == {"ready": True}
         checks = wait_until(partial(settled_checks, process), 30, "processes that know of each other")
-        of_engine, of_api = {"settler", "stable-offsets", "projector"}, {"answers", "settling", "audit"}
+        of_engine, of_api = {"settler", "stable-offsets", "projector"}, {"journal", "answers", "settling", "audit"}
         names = of_engine if process is service.engine else of_api
         names |= {"kafka", "sql", "topology", "op-records", "log", "bodies", "secrets", "prepares", "processes"}
         names.add("kafka-version")

@@ -338,6 +338,27 @@ def test_settler_without_a_right_to_its_transactional_ids_says_so(stage: Stage) 
     assert published.count("without transactions") == 1
 
 
+def test_api_that_may_write_to_the_journal_no_more_says_so(stage: Stage) -> None:
+    """Callers are told to come again: without these words they do so for ever, at a process that seems well (A)."""
+    (right,) = [
+        one for one in least_rights(Role.API, TOPICS, [])
+        if one.name == TOPICS.half and one.operation is KafkaOperation.WRITE
+    ]  # fmt: skip
+    body = {"producer_group": "shop", "messages": [{"topic": REAL, "key": "k", "value": "refused"}]}
+    stage.kafka.take(Role.API, right)
+
+    def is_told() -> bool:
+        answer = stage.api.post("/v1/transactions", body)
+        return answer.status_code == 503 and "TOPIC_AUTHORIZATION_FAILED" in stage.api.get("/readyz?verbose=true").text
+
+    wait_until(is_told, 60, "told")
+    assert "journal_refused" in stage.api.log.read_text()
+    stage.kafka.allow(Role.API, [right])
+    waiting = wait_until(lambda: stage.api.post("/v1/transactions", body).json().get("transaction_id"), 60, "taken")
+    assert stage.api.post(f"/v1/transactions/{waiting}/rollback").status_code == 200
+    assert "TOPIC_AUTHORIZATION_FAILED" not in stage.api.get("/readyz?verbose=true").text
+
+
 def test_report_without_a_right_names_the_topic(stage: Stage) -> None:
     """It tells no verdict instead."""
     for right in least_rights(Role.REPORT, TOPICS, [REAL]):

@@ -39,6 +39,33 @@ def test_records_in_flight_are_bounded() -> None:
     asyncio.run(memory.clock.drive(story()))
 
 
+def test_why_kafka_takes_nothing_is_told_while_it_lasts() -> None:
+    """Callers are told to come again, for ever: an operator has to know (A). Not of a record that is too large."""
+    memory = make_memory_world()
+    journal = Journal(memory.store, InternalTopics(), KafkaTime(memory.clock), 3, SoundLog())
+    topic = memory.cluster.log.topics[HALF]
+
+    async def put(value: bytes = b"") -> Refusal | None:
+        (result,) = await journal.append([Message(HALF, None, value, (), 2)], Deadline.after(memory.clock, 100))
+        return result.refusal
+
+    async def story() -> None:
+        assert await put(bytes(9_000_000)) is Refusal.MESSAGE_TOO_LARGE
+        assert journal.describe_refusals() == ""
+        topic.is_denied = True
+        assert await put() is Refusal.NOT_AUTHORISED
+        assert journal.describe_refusals().startswith(f"{HALF}[2] takes no records: ")
+        topic.is_denied = False
+        assert await put() is None
+        assert journal.describe_refusals() == ""
+        topic.is_denied = True
+        await put()
+        await memory.clock.sleep_ms(60_000)  # nobody has tried since
+        assert journal.describe_refusals() == ""
+
+    asyncio.run(memory.clock.drive(story()))
+
+
 def test_records_that_were_not_taken_are_not_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that fails while it is called gives the bound back; else the process would be full one day."""
     memory = make_memory_world()
