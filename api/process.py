@@ -1,11 +1,17 @@
-"""What every process sets up for itself: its log, no core dumps, and how it gives memory back."""
+"""What every process sets up for itself: its log, no core dumps, a bound of its end, and how it gives memory back."""
 
 import asyncio
 import ctypes
+import faulthandler
 import gc
 import logging
+import os
 import resource
+import select
+import signal
 import sys
+import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +22,8 @@ import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from bridge.clock import Clock
+
+_LOG = structlog.get_logger()
 
 # --- logging of a process: structlog and the standard library's loggers through one pipe to standard error ---
 
@@ -33,9 +41,85 @@ _QUIET = {
 }
 
 
+_HELD_BYTES = 4 * 1024 * 1024
+_FLUSH_S = 1.0
+
+
+class LogWriter(logging.Handler):
+    """Lines to a file, written by a thread of its own: a pipe that nobody reads any more holds up that thread alone.
+
+    What cannot be written is counted, and told once something can.
+    """
+
+    def __init__(self, stream: TextIO, on_lost: Callable[[int], None] | None = None) -> None:
+        super().__init__()
+        self._stream = stream  # kept, so that it stays open
+        self._on_lost = on_lost or (lambda count: _LOG.warning("log_lines_lost", count=count))
+        self._lines: deque[bytes] = deque()
+        self._held_bytes = 0
+        self._lost = 0
+        self._changed = threading.Condition()
+        threading.Thread(target=self._write_forever, name="log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called by the library."""
+        try:
+            self.write(self.format(record))
+        except Exception:  # noqa: BLE001 - a line that cannot be made harms nobody; as in every handler
+            self.handleError(record)
+
+    def write(self, text: str) -> None:
+        """A line. Never waits for the file."""
+        line = f"{text}\n".encode("utf-8", "backslashreplace")
+        with self._changed:
+            if self._held_bytes + len(line) > _HELD_BYTES:
+                self._lost += 1
+                return
+            self._lines.append(line)
+            self._held_bytes += len(line)
+            self._changed.notify_all()
+
+    def flush(self) -> None:
+        """Waits until everything is written, but not for a file that takes nothing."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._held_bytes, _FLUSH_S)
+
+    def _write_forever(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._lines)
+                piece = self._take_piece()
+            is_written = self._write_piece(piece)
+            with self._changed:
+                self._held_bytes -= len(piece)
+                self._lost += 0 if is_written else piece.count(b"\n")
+                lost, self._lost = (self._lost, 0) if is_written else (0, self._lost)
+                self._changed.notify_all()
+            if lost:
+                self._on_lost(lost)
+
+    def _take_piece(self) -> bytes:
+        """As many lines as a pipe takes whole, else they would be mixed with those of others who write to it."""
+        piece = self._lines.popleft()
+        while self._lines and len(piece) + len(self._lines[0]) <= select.PIPE_BUF:
+            piece += self._lines.popleft()
+        return piece
+
+    def _write_piece(self, piece: bytes) -> bool:
+        left = memoryview(piece)
+        while left:
+            try:
+                left = left[os.write(self._stream.fileno(), left) :]
+            except BlockingIOError:  # of somebody who shares it and wants not to wait
+                select.select([], [self._stream], [])
+            except OSError:
+                return False
+        return True
+
+
 def configure_logging(
     level: LogLevel = "info", log_format: LogFormat = "auto", stream: TextIO | None = None, *, requests: bool = False
-) -> None:
+) -> LogWriter:
     """JSON lines when piped, coloured text on a terminal. Called once, before anything is logged.
 
     `requests`: a line for each, whatever the level.
@@ -57,7 +141,7 @@ def configure_logging(
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
-    handler = logging.StreamHandler(stream)
+    handler = LogWriter(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared, _name_foreign],
@@ -70,6 +154,7 @@ def configure_logging(
     logging.getLogger(REQUESTS).setLevel(logging.DEBUG if requests else logging.NOTSET)
     for name, least in _QUIET.items():
         logging.getLogger(name).setLevel(max(least, root.level))
+    return handler
 
 
 def _renderers(is_pretty: bool) -> list[Processor]:
@@ -92,9 +177,30 @@ def forbid_core_dumps() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
-# --- gives memory back to the system ---
+# --- ends in bounded time ---
 
-_LOG = structlog.get_logger()
+_END_S = 25
+_AFTER_DRAIN_S = 15
+_AT_ONCE_S = 3
+
+
+class Ending(asyncio.Event):
+    """That a process is to end. Once set, it ends within a bound, whatever hangs; that is as safe as any kill."""
+
+    def __init__(self, drain_s: int) -> None:
+        super().__init__()
+        self._most_s = max(_END_S, drain_s + _AFTER_DRAIN_S)
+
+    def set(self) -> None:
+        """From now on time runs, also while the interpreter itself ends, where no thread of Python runs any more."""
+        if not self.is_set():
+            asyncio.get_running_loop().call_later(self._most_s - 1, _LOG.error, "ending_takes_too_long")
+            faulthandler.dump_traceback_later(self._most_s, exit=True)  # shows where it hangs
+            signal.alarm(self._most_s + _AT_ONCE_S)  # should nobody take what it shows
+        super().set()
+
+
+# --- gives memory back to the system ---
 
 # Pending transactions are many and acyclic, so full passes cost much: HeapLoop makes one when memory has grown.
 GC_THRESHOLD = (100_000, 50, 1_000)

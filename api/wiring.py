@@ -172,7 +172,8 @@ async def run_roles(
         forbid_core_dumps()
     if roles == _PROJECTOR_ALONE:
         os.nice(_PROJECTOR_NICENESS)
-    async with _open_process(settings) as process:
+    async with _open_process(settings) as process, AsyncExitStack() as ended:
+        ended.callback(stop.set)  # however it comes to that
         if not await finish_unless(stop, process.start(roles)):
             return
         reach(FaultPoint.START_LOOPS)

@@ -47,7 +47,7 @@ from bridge.sql.events import (
     read_waiting,
     remove_delivery,
 )
-from bridge.sql.identity import TopicIdentity, read_identity
+from bridge.sql.identity import TopicIdentity, read_identity, read_now_ms
 from bridge.store.message_store import MessageStore
 from checker.call import CheckCaller, EndpointCall, Failure, sign_call
 from checker.concurrency import read_pause_ms
@@ -326,8 +326,9 @@ class Webhooks:
             self.counts[target.name, "told"] += 1
             return attempt
         is_refusal = attempt.status in _REFUSING
-        # once tried: the bridge may have been away for all of that day
+        # once tried: the bridge may have been away for all of that day; by both clocks: this process's may be wrong
         is_old = self._ports.clock.now_ms() - delivery.created_ms > KEPT_MS
+        is_old = is_old and await database.read(read_now_ms) - delivery.created_ms > KEPT_MS
         if is_old or (is_refusal and delivery.refusals + 1 >= _MOST_REFUSALS):
             return await self._give_up(target, delivery, attempt.failure)
         note = partial(note_failure, row_id=delivery.row_id, failure=attempt.failure, is_refusal=is_refusal)

@@ -93,13 +93,17 @@ class RelayReport:
 
     @contextmanager
     def telling_warnings(self) -> Iterator[None]:
-        """What the relay logs meanwhile goes to the user."""
-        log, handler = logging.getLogger("outbox"), _Sayer()
+        """What the relay logs meanwhile goes to the user, who may have stopped reading it."""
+        from api.process import LogWriter  # noqa: PLC0415  # slow to import
+
+        log = logging.getLogger("outbox")
+        handler = LogWriter(sys.stderr, lambda count: log.warning("%d lines of this log are lost", count))
         log.addHandler(handler)
         try:
             yield
         finally:
             log.removeHandler(handler)
+            handler.flush()
 
     def _rate(self) -> float:
         return (self.published - self._told) / max(time.monotonic() - self._told_s, 0.001)
@@ -118,13 +122,6 @@ class RelayReport:
         if self.parked:
             line += f"; {self.parked} refused: `outbox-bridge relay parked list` shows why"
         return line + (f"; {self.delayed} tries put off" if self.delayed else "")
-
-
-class _Sayer(logging.Handler):
-    """Lines of the relay's log for the user."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        say(record.getMessage(), "yellow")
 
 
 relay = typer.Typer(cls=WholeSentences, invoke_without_command=True, help="Publish outbox rows; act on refused ones.")

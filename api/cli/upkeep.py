@@ -57,21 +57,29 @@ def serve(
 
     Needs topics and tables: run `outbox-bridge migrate` once before.
     """
-    from api.process import configure_logging  # noqa: PLC0415  # slow to import, not needed for calls over HTTP
+    from api.process import Ending, configure_logging  # noqa: PLC0415  # slow to import, not needed for calls over HTTP
     from api.settings import find_open_servers  # noqa: PLC0415
     from api.web.guard import is_loopback  # noqa: PLC0415
     from api.wiring import parse_roles, run_roles  # noqa: PLC0415
 
     flags = {"http": {"host": host, "port": port}, "insecure_no_auth": insecure_no_auth or None}
     settings = load(config, flags, allow_faults=allow_faults)
-    configure_logging(settings.log.level, settings.log.format, requests=settings.log.requests)
+    log = configure_logging(settings.log.level, settings.log.format, requests=settings.log.requests)
     if servers := find_open_servers(settings.kafka):
         _LOG.warning("kafka_not_encrypted", servers=servers, remedy="set kafka.security.protocol to SASL_SSL or SSL")
     if settings.http.tls.cert is None and not is_loopback(settings.http.host):
         _LOG.warning("http_not_encrypted", host=settings.http.host, remedy="set http.tls, or let only a proxy reach it")
     if settings.fault is not None:
         _LOG.critical("fault_armed", fault=settings.fault)
-    run_loop(run_roles(settings, parse_roles(roles), on_ready=lambda url: say(f"ready: {url} ({roles})")))
+    ending = Ending(settings.http.drain_seconds)
+    try:
+        run_loop(
+            run_roles(
+                settings, parse_roles(roles), on_ready=lambda url: log.write(f"ready: {url} ({roles})"), stop=ending
+            )
+        )
+    finally:
+        log.flush()
 
 
 _SHOWN_IDS = 20

@@ -104,7 +104,8 @@ def _translate_postgres(error: DBAPIError, *, is_committing: bool) -> Exception:
 
 T = TypeVar("T")
 _ATTEMPTS = 5
-_UTF8 = {"client_encoding": "utf8"}  # else drivers take the database's, and read bytes where that is SQL_ASCII
+# else drivers take the database's encoding, and wait two hours for what a host that is gone was to answer
+_USUAL = {"client_encoding": "utf8", "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
 # with synchronous_commit off, a crash takes back what was acted upon: audits, secrets, given-up queues
 _DURABLY = "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
 _PRAGMAS = (
@@ -280,7 +281,7 @@ def open_migration_engine(text: str) -> Engine:
     url = _parse_url(text)
     if url.get_backend_name() == "sqlite":
         return _make_sqlite_engine(url, SqlConfig(statement_timeout_ms=60_000, threads=1), is_reader=False)
-    engine = sa.create_engine(url, pool_size=1, hide_parameters=True, connect_args={"connect_timeout": 5, **_UTF8})
+    engine = sa.create_engine(url, pool_size=1, hide_parameters=True, connect_args={"connect_timeout": 5, **_USUAL})
     _begin_postgres(engine, 0, 60_000, 0)
     return engine
 
@@ -343,7 +344,7 @@ def _make_postgres_engine(url: URL, config: SqlConfig) -> Engine:
         pool_timeout=config.admission_timeout_ms / 1000,
         pool_pre_ping=True,
         hide_parameters=True,
-        connect_args={"connect_timeout": 3, "tcp_user_timeout": 5 * timeout, **_UTF8},
+        connect_args={"connect_timeout": 3, "tcp_user_timeout": 5 * timeout, **_USUAL},
     )
     _begin_postgres(engine, timeout, timeout, 5 * timeout)
     return engine

@@ -310,6 +310,11 @@ _NOW_MS = {
 }
 
 
+def read_now_ms(conn: Connection) -> int:
+    """By the database's clock; that of SQLite is this machine's."""
+    return int(conn.execute(sa.text(_NOW_MS[conn.dialect.name])).scalar_one())
+
+
 class ProcessNote(NamedTuple):
     """What a process says of itself. `ahead_ms`: of the database's clock. `calls`: to the endpoints of each group."""
 
@@ -392,7 +397,7 @@ class ProcessBoard:
 
     def _exchange(self, conn: Connection, calls: str) -> tuple[ProcessNote, list[ProcessNote]]:
         begun_ms = self._clock.now_ms()
-        now_ms: int = conn.execute(sa.text(_NOW_MS[conn.dialect.name])).scalar_one()
+        now_ms = read_now_ms(conn)
         own = self._own._replace(ahead_ms=(begun_ms + self._clock.now_ms()) // 2 - now_ms)
         self._has_own_clock = conn.dialect.name != "sqlite"
         settings = json.dumps(own.settings)

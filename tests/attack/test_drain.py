@@ -1,5 +1,6 @@
 """SIGTERM in the middle of a load: what was acknowledged is there, and the process ends by itself."""
 
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,6 +10,7 @@ import httpx2
 
 from api.web.guard import MARK
 from tests.support.bridge_process import Bridge, create_topics, read_committed
+from tests.support.postgres import PostgresServer
 
 CLIENTS = 8
 
@@ -64,3 +66,22 @@ def test_process_that_is_told_to_end_loses_nothing_of_what_it_acknowledged(kafka
     with bridge.serve() as process:
         states = {i: process.get(f"/v1/transactions/{i}").json().get("state") for i in prepared - committed}
     assert set(states.values()) <= {"PREPARED", "COMMITTED"}
+
+
+def test_process_ends_while_its_database_is_frozen(kafka: str, tmp_path: Path) -> None:
+    """It waited at its end for threads that wait for the database, for as long as that was frozen."""
+    postgres = PostgresServer()
+    try:
+        bridge = Bridge.create(kafka, tmp_path, database_url=postgres.create())
+        process = bridge.serve()
+        postgres.freeze()
+        process.send(signal.SIGTERM)
+        try:
+            assert process.popen.wait(120) == 1
+        finally:
+            process.kill()
+            process.http.close()
+            postgres.thaw()
+        assert "ending_takes_too_long" in process.log.read_text()
+    finally:
+        postgres.close()

@@ -1,11 +1,14 @@
 """Short SQL transactions on threads, on both databases: nothing waits for ever, nothing is applied by halves."""
 
 import asyncio
+import os
+import socket
 import sqlite3
 import threading
 import traceback
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -19,6 +22,7 @@ from bridge.core.errors import ConfigError, SqlUnavailable
 from bridge.sql.bulk import insert_rows
 from bridge.sql.engine import Database, SqlConfig, translate_error, upgrade
 from bridge.sql.tables import group_counts, leases, transaction_keys
+from tests.support.socket_front import tcp_front
 
 QUICK = SqlConfig(statement_timeout_ms=300, admission_timeout_ms=200, call_timeout_ms=5_000, threads=2)
 
@@ -318,6 +322,25 @@ async def test_server_out_of_reach_is_unavailable() -> None:
     assert caught.value.retry_helps
     assert not caught.value.is_outcome_unknown
     await database.close()
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+async def test_host_that_is_gone_is_noticed_while_its_answer_is_waited_for(database_url: str) -> None:
+    """A thread waited for it two hours, the system's keepalive: four of them, and the database was "overloaded"."""
+    url = sa.make_url(database_url)
+
+    def read_option(conn: Connection, option: int) -> int:
+        with socket.socket(fileno=os.dup(conn.connection.dbapi_connection.fileno())) as found:
+            return found.getsockopt(socket.IPPROTO_TCP, option)
+
+    with tcp_front(Path(str(url.query["host"])) / ".s.PGSQL.5432") as port:
+        database = Database(url.set(host="127.0.0.1", port=port, query={}).render_as_string(hide_password=False))
+        seconds = [
+            await database.read(partial(read_option, option=option))
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        ]
+        await database.close()
+    assert seconds[0] + seconds[1] * seconds[2] <= 15
 
 
 async def test_connection_cut_off_in_between_is_unavailable(database_url: str) -> None:

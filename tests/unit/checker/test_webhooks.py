@@ -29,7 +29,7 @@ from bridge.sql.events import (
     remove_delivery,
     write_marks,
 )
-from bridge.sql.identity import Halt, clear_halt, store_halt
+from bridge.sql.identity import _NOW_MS, Halt, clear_halt, store_halt
 from bridge.sql.leases import LeaseHolder
 from bridge.sql.projection import clear_projection
 from bridge.sql.tables import leases, webhook_deliveries
@@ -181,6 +181,19 @@ def test_event_that_is_a_day_old_is_told_to_a_receiver_that_is_there(scene: Scen
     scene.ops.status = 204
     scene.ops.calls.clear()
     scene.bridge.pass_ms(260_000)
+    assert [event["subject"] for event in scene.ops.events] == [transaction_id]
+
+
+def test_process_whose_clock_is_ahead_gives_up_no_event(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its clock alone each event was a day old, and given up with the first try in vain."""
+    scene.ops.status = 503
+    transaction_id = scene.park()
+    scene.bridge.sql(lambda conn: conn.execute(sa.update(webhook_deliveries).values(created_ms=-KEPT_MS)))
+    monkeypatch.setitem(_NOW_MS, "sqlite", f"SELECT {-KEPT_MS + 60_000}")
+    scene.bridge.pass_ms(260_000)
+    scene.ops.status = 204
+    scene.ops.calls.clear()
+    scene.bridge.pass_ms(600_000)
     assert [event["subject"] for event in scene.ops.events] == [transaction_id]
 
 

@@ -1,10 +1,16 @@
 """`relay`: what is wrong with its options, and what to do about it."""
 
+import fcntl
+import logging
+import os
+import sys
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
+from api.cli.output import Output
+from api.cli.relay import RelayReport
 from outbox.tables import make_lease_table, make_outbox_table
 from tests.unit.cli.conftest import Cli
 
@@ -103,3 +109,16 @@ def test_wrong_file_is_told(cli: Cli, tmp_path: Path, text: str) -> None:
     """Unknown names are errors: a typing error would be read as a default."""
     ended = cli("relay", "--database-url", "sqlite://", "-g", "shop", "--source", write(tmp_path, text), "--once")
     assert (ended.code, "map.toml" in ended.err) == (2, True), ended.err
+
+
+def test_relay_goes_on_where_nobody_reads_what_it_warns_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that publishes waited for a reader of the log that had stopped, for ever."""
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    with os.fdopen(writer, "w") as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        with RelayReport(Output.JSON).telling_warnings():
+            for number in range(1_000):
+                logging.getLogger("outbox.relay").warning("the bridge cannot be reached %d", number)
+        with os.fdopen(reader, "rb") as lines:
+            assert [next(lines) for _ in range(1_000)][-1] == b"the bridge cannot be reached 999\n"
