@@ -1,5 +1,6 @@
 """`serve`, `migrate`, `projection rebuild` and `doctor`."""
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -80,6 +81,8 @@ def serve(
         )
     finally:
         log.flush()
+    # everything is closed; the interpreter would take itself apart for a second, or half a minute beside busy processes
+    os._exit(Exit.OK)
 
 
 _SHOWN_IDS = 20
