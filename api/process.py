@@ -195,8 +195,9 @@ class Ending(asyncio.Event):
         """From now on time runs, also while the interpreter itself ends, where no thread of Python runs any more."""
         if not self.is_set():
             asyncio.get_running_loop().call_later(self._most_s - 1, _LOG.error, "ending_takes_too_long")
-            faulthandler.dump_traceback_later(self._most_s, exit=True)  # shows where it hangs
-            signal.alarm(self._most_s + _AT_ONCE_S)  # should nobody take what it shows
+            signal.alarm(self._most_s + _AT_ONCE_S)  # the last resort: nobody may take what the next line shows
+            with suppress(RuntimeError):  # no thread is left
+                faulthandler.dump_traceback_later(self._most_s, exit=True)  # shows where it hangs
         super().set()
 
 
