@@ -146,9 +146,12 @@ class Bridge(_Blocking):
         """
         return PullWorker(self._link, self.producer_group, answer, config or PullConfig())
 
-    def endpoint_lease(self, url: str, *, lease_seconds: int = 60) -> EndpointLease:
-        """Registers this instance's check endpoint while it lives: `start` it, or use it in a `with`."""
-        lease = EndpointLease(self._link, LeaseKeeper(self.producer_group, url, lease_seconds))
+    def endpoint_lease(self, url: str, *, lease_seconds: int = 60, is_shared: bool = False) -> EndpointLease:
+        """Registers this instance's check endpoint while it lives: `start` it, or use it in a `with`.
+
+        `is_shared`: with other processes, which the first one that closes must not take it from; it then runs out.
+        """
+        lease = EndpointLease(self._link, LeaseKeeper(self.producer_group, url, lease_seconds, is_shared=is_shared))
         self._leases.append(lease)
         return lease
 
@@ -251,9 +254,12 @@ class AsyncBridge(_Awaited):
         """
         return AsyncPullWorker(self._link, self.producer_group, answer, config or PullConfig())
 
-    def endpoint_lease(self, url: str, *, lease_seconds: int = 60) -> AsyncEndpointLease:
-        """Registers this instance's check endpoint while it lives: `start` it, or use it in an `async with`."""
-        lease = AsyncEndpointLease(self._link, LeaseKeeper(self.producer_group, url, lease_seconds))
+    def endpoint_lease(self, url: str, *, lease_seconds: int = 60, is_shared: bool = False) -> AsyncEndpointLease:
+        """Registers this instance's check endpoint while it lives: `start` it, or use it in an `async with`.
+
+        `is_shared`: with other processes, which the first one that closes must not take it from; it then runs out.
+        """
+        lease = AsyncEndpointLease(self._link, LeaseKeeper(self.producer_group, url, lease_seconds, is_shared=is_shared))
         self._leases.append(lease)
         return lease
 

@@ -270,8 +270,9 @@ _MAX_ENDPOINT_LEASE_S = 86_400
 class LeaseKeeper:
     """One endpoint of one group; what both kinds of lease do."""
 
-    def __init__(self, group: str, url: str, lease_seconds: int) -> None:
+    def __init__(self, group: str, url: str, lease_seconds: int, *, is_shared: bool = False) -> None:
         check_count("lease_seconds", lease_seconds, most=_MAX_ENDPOINT_LEASE_S)
+        self._is_shared = is_shared
         self.is_registered = False
         self._register = register_call(group, url, lease_seconds)
         self._leave = leave_call(group, url)
@@ -305,8 +306,10 @@ class LeaseKeeper:
             return self._interval_s
 
     async def leave(self, ask: Ask) -> None:
-        """Ends the lease now; if that fails, it runs out."""
+        """Ends the lease now; if that fails, or others renew it, it runs out once nobody does."""
         self.is_registered = False
+        if self._is_shared:
+            return
         try:
             await ask(self._leave, _LEAVE_S)
         except OutboxError as error:

@@ -114,3 +114,15 @@ async def test_closing_the_bridge_takes_the_endpoint_away(bridge: CannedServer, 
         with Bridge(bridge.url, "shop") as face:
             await asyncio.to_thread(face.endpoint_lease(URL).start)
     assert [asked.method for asked in bridge.asked] == ["POST", "DELETE"]
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["blocking", "awaited"])
+async def test_one_of_several_at_an_endpoint_leaves_it_to_the_others(bridge: CannedServer, is_async: bool) -> None:
+    """The first worker that ended took it from all others, until one of them renewed it."""
+    if is_async:
+        async with AsyncBridge(bridge.url, "shop") as face, face.endpoint_lease(URL, is_shared=True) as lease:
+            assert lease.is_registered
+    else:
+        with Bridge(bridge.url, "shop") as face, face.endpoint_lease(URL, is_shared=True) as shared:
+            assert shared.is_registered
+    assert [asked.method for asked in bridge.asked] == ["POST"]
