@@ -259,7 +259,9 @@ class AsyncBridge(_Awaited):
 
         `is_shared`: with other processes, which the first one that closes must not take it from; it then runs out.
         """
-        lease = AsyncEndpointLease(self._link, LeaseKeeper(self.producer_group, url, lease_seconds, is_shared=is_shared))
+        lease = AsyncEndpointLease(
+            self._link, LeaseKeeper(self.producer_group, url, lease_seconds, is_shared=is_shared)
+        )
         self._leases.append(lease)
         return lease
 
