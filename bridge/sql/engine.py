@@ -51,7 +51,6 @@ _POSTGRES: dict[str, SqlUnavailable] = {
 }
 _POSTGRES_REPEATABLE = {"40001", "40P01", "55P03"}
 _LOST = {"OperationalError", "InterfaceError", "ConnectionTimeout"}  # of those without an SQLSTATE
-
 _SQLITE_REPEATABLE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _SQLITE: dict[int, SqlUnavailable] = {
     sqlite3.SQLITE_READONLY: SqlUnavailable("the database file is read-only"),
