@@ -1,7 +1,4 @@
-"""The database: short SQL transactions on threads of its own, with bounded waits; errors of drivers translated.
-
-SqlUnavailable (core/errors)     the database cannot do it now; nothing was applied unless `is_outcome_unknown`
-"""
+"""The database: short SQL transactions on threads of its own, with bounded waits; errors of drivers translated."""
 
 import asyncio
 import copy
@@ -96,7 +93,9 @@ def _translate_postgres(error: DBAPIError, *, is_committing: bool) -> Exception:
     if known is not None or (state and not is_lost):
         return error if known is None else copy.copy(known)
     if error.connection_invalidated or state or type(error.orig).__name__ in _LOST:
-        told = f"the database's pooler refuses: {error.orig}" if state == "08P01" else "the database cannot be reached"
+        refusal = str(error.orig).partition("FATAL:")[2].partition("\n")[0].strip()  # of a login: without an SQLSTATE
+        told = f"the database cannot be reached: {refusal}".removesuffix(": ")
+        told = f"the database's pooler refuses: {error.orig}" if state == "08P01" else told
         return SqlUnavailable(told, is_outcome_unknown=is_committing)
     return error
 

@@ -325,6 +325,17 @@ async def test_server_out_of_reach_is_unavailable() -> None:
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+async def test_server_that_refuses_the_login_is_quoted(database_url: str) -> None:
+    """Of a login the driver has no SQLSTATE: the server's own words are all that says why."""
+    nobody = sa.make_url(database_url).set(username="nobody_here")
+    for wrong, why in ((nobody, "nobody_here"), (nobody.set(database="nowhere_here"), "_here")):
+        opened = Database(wrong.render_as_string(hide_password=False), QUICK)
+        with pytest.raises(SqlUnavailable, match=f"the database cannot be reached: .*{why}.* does not exist"):
+            await opened.read(count_leases)
+        await opened.close()
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 async def test_host_that_is_gone_is_noticed_while_its_answer_is_waited_for(database_url: str) -> None:
     """A thread waited for it two hours, the system's keepalive: four of them, and the database was "overloaded"."""
     url = sa.make_url(database_url)
