@@ -18,7 +18,16 @@ from outbox.client.config import HttpConfig, check_seconds, check_url
 from outbox.client.errors import HandOverUnavailable, InvalidMessage, Problem
 from outbox.client.listener import TransactionState
 from outbox.client.message import Message
-from outbox.client.replies import Answer, BatchRejected, CallResult, NoReply, Reply, read_answer, read_answers
+from outbox.client.replies import (
+    Answer,
+    BatchRejected,
+    CallResult,
+    NoReply,
+    Reply,
+    read_answer,
+    read_answers,
+    unwrap,
+)
 
 # the bridge has certainly not seen a request that failed so
 _NOT_SENT: Final = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
@@ -214,17 +223,17 @@ def call_of(row: OutboxRow, producer_group: str) -> Call | PublishResult:
 
 def decide(told: CallResult) -> PublishResult:
     """What an answer says of its row. COMMITTED: the commit is recorded; a refusal: nothing is."""
-    told = told.reason if isinstance(told, BatchRejected) else told
-    if isinstance(told, Reply):
-        state = told.members["state"]
+    said = unwrap(told)
+    if isinstance(said, Reply):
+        state = said.members["state"]
         if state == TransactionState.COMMITTED:
             return PublishResult(PublishStatus.PUBLISHED)
         is_lost = state == TransactionState.ROLLED_BACK
-        return PublishResult(PublishStatus.REFUSED if is_lost else PublishStatus.UNKNOWN, f"{told.status} {state}")
-    if isinstance(told, NoReply):
-        return PublishResult(PublishStatus.UNKNOWN, told.why)
-    is_of_row = told.status in _OF_THE_ROW or told.code == _RESERVED
-    return PublishResult(PublishStatus.REFUSED if is_of_row else PublishStatus.UNKNOWN, _words(told))
+        return PublishResult(PublishStatus.REFUSED if is_lost else PublishStatus.UNKNOWN, f"{said.status} {state}")
+    if isinstance(said, NoReply):
+        return PublishResult(PublishStatus.UNKNOWN, said.why)
+    is_of_row = said.status in _OF_THE_ROW or said.code == _RESERVED
+    return PublishResult(PublishStatus.REFUSED if is_of_row else PublishStatus.UNKNOWN, _words(said))
 
 
 def split_calls(calls: Sequence[Call], max_bytes: int, max_items: int) -> Sequence[Sequence[Call]]:
@@ -243,12 +252,12 @@ def split_calls(calls: Sequence[Call], max_bytes: int, max_items: int) -> Sequen
 
 def _unavailable(told: CallResult) -> HandOverUnavailable:
     """What nobody said anything of."""
-    told = told.reason if isinstance(told, BatchRejected) else told
-    if isinstance(told, NoReply):
-        return HandOverUnavailable(told.why, _milliseconds(told.retry_after_s))
-    if isinstance(told, Reply):  # a success of another kind than the agreed one
-        return HandOverUnavailable(f"status {told.status}")
-    return HandOverUnavailable(_words(told), _milliseconds(told.retry_after_s))
+    said = unwrap(told)
+    if isinstance(said, NoReply):
+        return HandOverUnavailable(said.why, _milliseconds(said.retry_after_s))
+    if isinstance(said, Reply):  # a success of another kind than the agreed one
+        return HandOverUnavailable(f"status {said.status}")
+    return HandOverUnavailable(_words(said), _milliseconds(said.retry_after_s))
 
 
 def _words(problem: Problem) -> str:

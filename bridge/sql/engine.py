@@ -94,8 +94,8 @@ def _translate_postgres(error: DBAPIError, *, is_committing: bool) -> Exception:
         return error if known is None else copy.copy(known)
     if error.connection_invalidated or state or type(error.orig).__name__ in _LOST:
         refusal = str(error.orig).partition("FATAL:")[2].partition("\n")[0].strip()  # of a login: without an SQLSTATE
-        told = f"the database cannot be reached: {refusal}".removesuffix(": ")
-        told = f"the database's pooler refuses: {error.orig}" if state == "08P01" else told
+        unreached = f"the database cannot be reached: {refusal}".removesuffix(": ")
+        told = f"the database's pooler refuses: {error.orig}" if state == "08P01" else unreached
         return SqlUnavailable(told, is_outcome_unknown=is_committing)
     return error
 

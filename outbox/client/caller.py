@@ -29,7 +29,6 @@ from outbox.client.listener import HalfMessage, Resolution, TransactionState
 from outbox.client.message import Message, as_messages, with_trace
 from outbox.client.replies import (
     Answer,
-    BatchRejected,
     CallResult,
     NoReply,
     Prepared,
@@ -41,6 +40,7 @@ from outbox.client.replies import (
     read_answers,
     read_prepared,
     read_view,
+    unwrap,
 )
 from outbox.client.transport import Transport
 
@@ -253,12 +253,11 @@ class Caller:
 
     def _note(self, began_s: float, told: CallResult) -> None:
         """All calls of a request hear alike of a bridge that has not answered."""
-        if isinstance(told, BatchRejected):
-            told = told.reason
-        if not isinstance(told, NoReply):
+        said = unwrap(told)
+        if not isinstance(said, NoReply):
             self._breaker.note_answer()
-        elif told.is_away:
-            self._breaker.note_failure(began_s, told.why, told.cause)
+        elif said.is_away:
+            self._breaker.note_failure(began_s, said.why, said.cause)
 
     def _find_kafka_time(self) -> int:
         """Never after what it is, for it was told before it was heard; 0 if nothing was told yet."""

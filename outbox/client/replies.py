@@ -62,6 +62,11 @@ class BatchRejected:
 CallResult: TypeAlias = Reply | Problem | NoReply | BatchRejected
 
 
+def unwrap(told: CallResult) -> Reply | Problem | NoReply:
+    """What was said, be it of one call or of the request that it was part of."""
+    return told.reason if isinstance(told, BatchRejected) else told
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What came over the wire. `retry_after`: that header as it is. `kafka_time_ms`: what the bridge says of it."""

@@ -49,46 +49,37 @@ def test_partition_that_readers_wait_at_is_named(tmp_path: Path) -> None:
     world.run(story())
 
 
-def test_op_topic_that_readers_wait_at_is_named_by_its_owner(tmp_path: Path) -> None:
-    """What it writes is not known to anybody; nothing is lost when the other one has ended."""
-    world = make_lost_log_world(tmp_path)
+def see_named(world: LostLogWorld, topic: str, after_ms: int) -> None:
+    """A Kafka transaction of somebody else hangs in a queue of the topic, which is named once that time has passed;
+    nothing is lost when it has ended."""
 
     async def story() -> None:
         async with world.running() as node:
             made = await world.prepare(node, b"v")
-            op = MessageQueue(world.topics.op, made.queue_id)
-            stamp = begin_alien(world, op)
+            queue = MessageQueue(topic, made.queue_id)
+            stamp = begin_alien(world, queue)
             refused = await world.end(node, made)
             assert (refused.code, refused.outcome) == (RefusalCode.OUTCOME_UNKNOWN, Outcome.UNKNOWN)
-            await world.memory.clock.sleep_ms(90_000)
-            assert f"{op.topic}[{op.queue_id}]: nothing from offset" in node.stable_offsets.describe()
+            await world.memory.clock.sleep_ms(after_ms)
+            assert f"{queue.topic}[{queue.queue_id}]: nothing from offset" in node.stable_offsets.describe()
             world.memory.cluster.producers.end("alien", stamp, is_commit=False)
             await world.until(lambda: node.stable_offsets.age_ms == 0, "over")
             assert (await world.end(node, made)).state is TransactionState.COMMITTED
         assert world.memory.visible("orders") == [b"v"]
 
     world.run(story())
+
+
+def test_op_topic_that_readers_wait_at_is_named_by_its_owner(tmp_path: Path) -> None:
+    """What it writes is not known to anybody."""
+    world = make_lost_log_world(tmp_path)
+    see_named(world, world.topics.op, 90_000)
 
 
 def test_journal_that_its_owner_waits_at_is_named(tmp_path: Path) -> None:
-    """The owner reads no end any more, and nothing else is wrong; it goes on by itself when the other one has ended."""
+    """The owner reads no end any more, and nothing else is wrong."""
     world = make_lost_log_world(tmp_path)
-
-    async def story() -> None:
-        async with world.running() as node:
-            made = await world.prepare(node, b"v")
-            half = MessageQueue(world.topics.half, made.queue_id)
-            stamp = begin_alien(world, half)
-            refused = await world.end(node, made)
-            assert (refused.code, refused.outcome) == (RefusalCode.OUTCOME_UNKNOWN, Outcome.UNKNOWN)
-            await world.memory.clock.sleep_ms(180_000)
-            assert f"{half.topic}[{half.queue_id}]: nothing from offset" in node.stable_offsets.describe()
-            world.memory.cluster.producers.end("alien", stamp, is_commit=False)
-            await world.until(lambda: node.stable_offsets.age_ms == 0, "over")
-            assert (await world.end(node, made)).state is TransactionState.COMMITTED
-        assert world.memory.visible("orders") == [b"v"]
-
-    world.run(story())
+    see_named(world, world.topics.half, 180_000)
 
 
 def test_op_topic_that_no_take_over_can_read_is_named(tmp_path: Path) -> None:

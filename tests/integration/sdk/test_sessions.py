@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +39,21 @@ class Record:
         session.execute(RECORDS.insert().values(transaction_id=transaction_id))
 
 
-@pytest.fixture
-def engine(tmp_path: Path) -> Iterator[sa.Engine]:
-    """A shop's database, which looks at foreign keys when a transaction is committed."""
-    engine = sa.create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+@contextmanager
+def open_database(path: Path) -> Iterator[sa.Engine]:
+    """With the tables of the shop; it looks at foreign keys when a transaction is committed."""
+    engine = sa.create_engine(f"sqlite:///{path}")
     sa.event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA foreign_keys = ON"))
     METADATA.create_all(engine)
     yield engine
     engine.dispose()
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[sa.Engine]:
+    """A shop's database."""
+    with open_database(tmp_path / "shop.db") as engine:
+        yield engine
 
 
 @pytest.fixture
@@ -160,11 +168,8 @@ def test_listener_that_raises_after_the_commit_takes_no_message_back(
 @pytest.fixture
 def other(tmp_path: Path) -> Iterator[sa.Engine]:
     """Another database of the shop."""
-    other = sa.create_engine(f"sqlite:///{tmp_path / 'other.db'}")
-    sa.event.listen(other, "connect", lambda connection, _: connection.execute("PRAGMA foreign_keys = ON"))
-    METADATA.create_all(other)
-    yield other
-    other.dispose()
+    with open_database(tmp_path / "other.db") as other:
+        yield other
 
 
 @pytest.mark.filterwarnings("ignore:transaction already deassociated")  # the one that has committed
