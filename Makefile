@@ -14,8 +14,7 @@ FUZZER := .venv/.fuzzer
 MUTATOR := .venv/.mutator
 PLOTTER := .venv/.plotter
 AUDITOR := .venv/.auditor
-PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
-PIP_INSTALL := $(PIP) install $(if $(MAKE_TERMOUT),,--quiet) # progress is for people
+INSTALL := .ci/install
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
   --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(LOCK_ARGS)
 
@@ -79,7 +78,7 @@ lint: $(LINTERS) ## ruff, mypy, import rules, shell scripts, Dockerfiles, compos
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/shellcheck .ci/run .ci/find-python docker/install docker/secured/make-secrets examples/curl/orders.sh
+	$(BIN)/shellcheck .ci/run .ci/find-python .ci/install docker/install docker/secured/make-secrets examples/curl/orders.sh
 	$(BIN)/hadolint docker/Dockerfile docker/spark.Dockerfile
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker/compose.yaml docker/compose.secured.yaml
 	$(BIN)/python .ci/chart.py
@@ -124,6 +123,7 @@ lock: $(INSTALLED) ## new hashes for requirements/ (LOCK_ARGS=--upgrade for newe
 	$(COMPILE) --extra server --extra postgres --extra rocketmq --extra otel -c requirements/dev.txt pyproject.toml -o requirements/server.txt
 	$(COMPILE) --extra spark -c requirements/dev.txt pyproject.toml -o requirements/spark.txt
 	$(COMPILE) -c requirements/dev.txt requirements/build.in -o requirements/build.txt
+	$(COMPILE) -c requirements/dev.txt requirements/uv.in -o requirements/uv.txt
 	$(COMPILE) -c requirements/dev.txt requirements/lint.in -o requirements/lint.txt
 	$(COMPILE) -c requirements/dev.txt requirements/docs.in -o requirements/docs.txt
 	$(COMPILE) -c requirements/dev.txt requirements/audit.in -o requirements/audit.txt
@@ -141,36 +141,36 @@ clean: ## removes .venv and the tools' caches; .outbox-bridge (your Kafka data) 
 
 $(DEMO): requirements/demo.txt pyproject.toml | .venv/bin/python
 	@echo "Installing what a demo needs into .venv (less than a minute) ..."
-	@$(PIP_INSTALL) --require-hashes -r requirements/demo.txt
-	@$(PIP_INSTALL) --no-deps --no-build-isolation -e .
+	@$(INSTALL) --require-hashes -r requirements/demo.txt
+	@$(INSTALL) --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(INSTALLED): requirements/dev.txt pyproject.toml | .venv/bin/python
 	@echo "Installing everything into .venv (some minutes the first time) ..."
-	@$(PIP_INSTALL) --require-hashes -r requirements/dev.txt
-	@$(PIP_INSTALL) --no-deps --no-build-isolation -e .
+	@$(INSTALL) --require-hashes -r requirements/dev.txt
+	@$(INSTALL) --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(LINTERS): requirements/lint.txt $(INSTALLED)
-	@$(PIP_INSTALL) --require-hashes -r requirements/lint.txt
+	@$(INSTALL) --require-hashes -r requirements/lint.txt
 	@touch $@
 
 $(SITE): requirements/docs.txt $(INSTALLED)
-	@$(PIP_INSTALL) --require-hashes -r requirements/docs.txt
+	@$(INSTALL) --require-hashes -r requirements/docs.txt
 	@touch $@
 
 $(MUTATOR): requirements/mutation.txt $(INSTALLED)
-	@$(PIP_INSTALL) --require-hashes -r requirements/mutation.txt
+	@$(INSTALL) --require-hashes -r requirements/mutation.txt
 	@touch $@
 
 $(PLOTTER): requirements/bench.txt $(INSTALLED)
-	@$(PIP_INSTALL) --require-hashes -r requirements/bench.txt
+	@$(INSTALL) --require-hashes -r requirements/bench.txt
 	@touch $@
 
 $(AUDITOR): requirements/audit.txt $(INSTALLED)
-	@$(PIP_INSTALL) --require-hashes -r requirements/audit.txt
+	@$(INSTALL) --require-hashes -r requirements/audit.txt
 	@touch $@
 
 $(FUZZER): requirements/fuzz.txt $(INSTALLED)
-	@$(PIP_INSTALL) --require-hashes -r requirements/fuzz.txt
+	@$(INSTALL) --require-hashes -r requirements/fuzz.txt
 	@touch $@
