@@ -1,6 +1,6 @@
-"""Calls of one kind that travel together: while as many requests are under way as may be, calls wait for the next one.
+"""Calls of one kind that travel together: while as many are under way as may be, others wait for the next request.
 
-Nothing else is waited for: a call that finds a request free leaves at once.
+So few callers at once never wait for each other, and of many a request carries all that came during the one before.
 """
 
 import asyncio
@@ -9,18 +9,20 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Generic, TypeVar
 
 from outbox.client.calls import Call
 from outbox.client.replies import CallResult, NoReply
 
 _CLOSED = NoReply("closed before it was sent", is_sent=False)
+PATIENCE_S = 0.05  # a request that takes longer than an idle bridge needs is no longer waited for
 Send = Callable[[Sequence[Call], float], Awaitable[Sequence[CallResult]]]
 
 
 @dataclass(frozen=True, slots=True)
 class BatcherLimits:
-    """Bounds of one lane."""
+    """Bounds of one lane. `in_flight`: that many calls under way make others wait, that many requests are the most."""
 
     in_flight: int
     items: int
@@ -47,6 +49,8 @@ class Batcher(Generic[W]):
         self._send = send
         self._limits = limits
         self._waiting: deque[W] = deque()
+        self._requests_under_way = 0
+        self._calls_under_way = 0
         self._is_closed = False
 
     async def ask(self, call: Call, timeout_s: float) -> CallResult:
@@ -64,8 +68,14 @@ class Batcher(Generic[W]):
             return NoReply(f"{self._limits.waiting} calls are waiting", is_sent=False)
         return None
 
+    def _may_send(self, *, is_patient: bool) -> bool:
+        """Whether another request may leave now."""
+        most = self._limits.in_flight
+        has_room = self._requests_under_way < most and (self._calls_under_way < most or not is_patient)
+        return has_room and bool(self._waiting)
+
     def _take(self) -> list[W]:
-        """The next request's."""
+        """The next request's, which is under way now."""
         taken = [self._waiting.popleft()]
         size = len(taken[0].call.item)
         while self._waiting and len(taken) < self._limits.items:
@@ -75,7 +85,14 @@ class Batcher(Generic[W]):
             taken.append(self._waiting.popleft())
         for waiting in taken:
             waiting.is_sent = True
+        self._requests_under_way += 1
+        self._calls_under_way += len(taken)
         return taken
+
+    def _note_end(self, taken: Sequence[W]) -> None:
+        """Of a request."""
+        self._requests_under_way -= 1
+        self._calls_under_way -= len(taken)
 
 
 @dataclass(slots=True, eq=False)
@@ -91,6 +108,7 @@ class LoopBatcher(Batcher[_Task]):
         self._loop = asyncio.get_running_loop()
         self._requests: set[asyncio.Task[None]] = set()
         self._is_woken = False
+        self._impatient: asyncio.TimerHandle | None = None
 
     async def ask(self, call: Call, timeout_s: float) -> CallResult:
         refused = self._refuse()
@@ -110,6 +128,8 @@ class LoopBatcher(Batcher[_Task]):
 
     async def close(self) -> None:
         self._is_closed = True
+        if self._impatient is not None:
+            self._impatient.cancel()
         while self._waiting:
             waiting = self._waiting.popleft()
             if not waiting.told.done():
@@ -124,15 +144,23 @@ class LoopBatcher(Batcher[_Task]):
             self._is_woken = True
             self._loop.call_soon(self._start)
 
-    def _start(self) -> None:
+    def _start(self, *, is_patient: bool = True) -> None:
         self._is_woken = False
-        while self._waiting and len(self._requests) < self._limits.in_flight:
-            request = self._loop.create_task(self._run(self._take()))
+        while self._may_send(is_patient=is_patient):
+            taken = self._take()
+            request = self._loop.create_task(self._run(taken))
             self._requests.add(request)
-            request.add_done_callback(self._end)
+            request.add_done_callback(partial(self._end, taken))
+        if self._waiting and self._impatient is None:
+            self._impatient = self._loop.call_later(PATIENCE_S, self._lose_patience)
 
-    def _end(self, request: "asyncio.Task[None]") -> None:
+    def _lose_patience(self) -> None:
+        self._impatient = None
+        self._start(is_patient=False)
+
+    def _end(self, taken: Sequence[_Task], request: "asyncio.Task[None]") -> None:
         self._requests.discard(request)
+        self._note_end(taken)
         self._start()
 
     async def _run(self, taken: Sequence[_Task]) -> None:
@@ -168,7 +196,6 @@ class ThreadBatcher(Batcher[_Thread]):
     def __init__(self, send: Send, limits: BatcherLimits) -> None:
         super().__init__(send, limits)
         self._lock = threading.Lock()
-        self._in_flight = 0
 
     async def ask(self, call: Call, timeout_s: float) -> CallResult:
         waiting = _Thread(call, time.monotonic() + timeout_s)
@@ -176,12 +203,11 @@ class ThreadBatcher(Batcher[_Thread]):
             refused = self._refuse()
             if refused is not None:
                 return refused
+            is_first = not self._waiting
             self._waiting.append(waiting)
-            if self._in_flight < self._limits.in_flight:
-                self._in_flight += 1
-                self._pass_on()
+            self._pass_on()
         try:
-            waiting.woken.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX))
+            self._await_turn(waiting, timeout_s, is_first=is_first)
             if waiting.batch:
                 await self._run(waiting)
         finally:
@@ -196,10 +222,20 @@ class ThreadBatcher(Batcher[_Thread]):
                 waiting.woken.release()
             self._waiting.clear()
 
-    def _pass_on(self) -> None:
-        """A request is free. To be called under the lock."""
-        if not self._waiting:
-            self._in_flight -= 1
+    def _await_turn(self, waiting: _Thread, timeout_s: float, *, is_first: bool) -> None:
+        """Until it has an answer, or something to send. The first one that waits watches over the others' patience."""
+        if is_first and timeout_s > PATIENCE_S:
+            if waiting.woken.acquire(timeout=PATIENCE_S):
+                return
+            timeout_s -= PATIENCE_S
+            with self._lock:
+                if not waiting.is_sent:
+                    self._pass_on(is_patient=False)
+        waiting.woken.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX))
+
+    def _pass_on(self, *, is_patient: bool = True) -> None:
+        """Sends what waits if it may leave. To be called under the lock."""
+        if not self._may_send(is_patient=is_patient):
             return
         batch = self._take()
         sender = max(batch, key=_deadline_of)
@@ -214,6 +250,7 @@ class ThreadBatcher(Batcher[_Thread]):
         finally:
             sender.batch = ()
             with self._lock:
+                self._note_end(batch)
                 self._pass_on()
             for waiting, its_own in zip(batch, told, strict=True):
                 waiting.told = its_own
@@ -229,6 +266,7 @@ class ThreadBatcher(Batcher[_Thread]):
                 for other in others:
                     other.is_sent = False
                 self._waiting.extendleft(reversed(others))
+                self._note_end(waiting.batch)
                 self._pass_on()
             elif not waiting.is_sent and waiting in self._waiting:
                 self._waiting.remove(waiting)

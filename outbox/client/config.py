@@ -98,8 +98,9 @@ class BridgeConfig:
 
     `call_timeout_s`: for a call with all its repeats. `block_timeout_s`: for all calls of a block or of a
     `send_message_in_transaction` together: so long its users wait, and its database connection may be held, while the
-    bridge is away. `max_in_flight`: requests of one kind at once; calls that find
-    all of them busy travel together in the next one. `max_waiting`: calls of one kind that may wait for that.
+    bridge is away. `max_in_flight`: so many calls of one kind under way make further ones wait 50 ms for the next
+    request, in which they travel together, and so many requests at once are the most. `max_waiting`: calls of one kind
+    that may wait.
     `are_prepares_keyed`: whether a prepare without an idempotency key gets one, so that it can be repeated; without,
     a prepare whose answer is lost fails, and leaves a half message for the back-check.
     `check_threads`, `max_waiting_checks`: for listeners' answers to checks.

@@ -1,12 +1,14 @@
-"""Threads whose calls travel together."""
+"""Threads and tasks whose calls travel together."""
 
+import asyncio
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from outbox.client.batcher import BatcherLimits, ThreadBatcher, _Thread
+from outbox.client import batcher as batcher_module
+from outbox.client.batcher import BatcherLimits, LoopBatcher, ThreadBatcher, _Thread
 from outbox.client.calls import END, Call
 from outbox.client.connection import run_now
 from outbox.client.replies import CallResult, NoReply, Reply
@@ -43,8 +45,8 @@ def threads(sending: Sending) -> Iterator[ThreadPoolExecutor]:
         sending.going_on.set()
 
 
-def make_batcher(sending: Sending, waiting: int = 100) -> ThreadBatcher:
-    return ThreadBatcher(sending, BatcherLimits(in_flight=1, items=3, batch_bytes=1_000, waiting=waiting))
+def make_batcher(sending: Sending, waiting: int = 100, in_flight: int = 1) -> ThreadBatcher:
+    return ThreadBatcher(sending, BatcherLimits(in_flight, items=3, batch_bytes=1_000, waiting=waiting))
 
 
 def ask(batcher: ThreadBatcher, item: bytes, timeout_s: float = 20) -> CallResult:
@@ -87,7 +89,6 @@ def test_thread_that_goes_before_it_has_sent_leaves_its_batch(sending: Sending, 
     batcher = make_batcher(sending)
     sending.going_on.set()
     leaving, other = _waiting_in(batcher, b"leaving", 30), _waiting_in(batcher, b"other", 20)
-    batcher._in_flight = 1
     with batcher._lock:
         batcher._pass_on()
     assert leaving.batch == [leaving, other]
@@ -103,6 +104,64 @@ def _waiting_in(batcher: ThreadBatcher, item: bytes, deadline_s: float) -> _Thre
     waiting = _Thread(Call(END, item), deadline_s)
     batcher._waiting.append(waiting)
     return waiting
+
+
+def test_calls_wait_while_many_are_under_way(
+    sending: Sending, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though another request would be free: with many callers few requests of many calls cost the least."""
+    monkeypatch.setattr(batcher_module, "PATIENCE_S", 20)
+    batcher = make_batcher(sending, in_flight=2)
+    sending.going_on.set()
+    sender = _send_two(batcher)
+    late = threads.submit(ask, batcher, b"late", 30)
+    wait_for_waiting(batcher, 1)
+    run_now(batcher._run(sender))
+    assert late.result(20) == Reply(200, {"item": b"late"})
+    assert sending.requests == [[b"0", b"1"], [b"late"]]
+
+
+def test_slow_request_holds_nobody_up_while_another_is_free(sending: Sending, threads: ThreadPoolExecutor) -> None:
+    batcher = make_batcher(sending, in_flight=2)
+    sending.going_on.set()
+    _send_two(batcher)
+    assert ask(batcher, b"late") == Reply(200, {"item": b"late"})
+
+
+def _send_two(batcher: ThreadBatcher) -> _Thread:
+    """In one request, which is under way until its sender runs it."""
+    sender, _ = _waiting_in(batcher, b"0", 1e9), _waiting_in(batcher, b"1", 20)
+    with batcher._lock:
+        batcher._pass_on()
+    return sender
+
+
+@pytest.mark.parametrize(("patience_s", "sent_beside"), [(20.0, False), (0.01, True)], ids=["patient", "slow request"])
+async def test_tasks_wait_while_many_are_under_way(
+    patience_s: float, *, sent_beside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batcher_module, "PATIENCE_S", patience_s)
+    requests: list[list[bytes]] = []
+    going_on = asyncio.Event()
+
+    async def send(calls: Sequence[Call], _: float) -> Sequence[CallResult]:
+        requests.append([call.item for call in calls])
+        if b"late" not in requests[-1]:
+            await going_on.wait()
+        return [Reply(200, {"item": call.item}) for call in calls]
+
+    batcher = LoopBatcher(send, BatcherLimits(in_flight=2, items=3, batch_bytes=1_000, waiting=100))
+    first = [asyncio.create_task(batcher.ask(Call(END, item), 20)) for item in (b"0", b"1")]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    late = asyncio.create_task(batcher.ask(Call(END, b"late"), 20))
+    await asyncio.wait([late], timeout=20 if sent_beside else 0.05)
+    assert late.done() is sent_beside
+    going_on.set()
+    assert await late == Reply(200, {"item": b"late"})
+    assert await asyncio.gather(*first) == [Reply(200, {"item": item}) for item in (b"0", b"1")]
+    assert requests == [[b"0", b"1"], [b"late"]]
+    await batcher.close()
 
 
 def test_time_that_is_over_is_told(sending: Sending, threads: ThreadPoolExecutor) -> None:
