@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, PrivateAttr, SecretStr, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
@@ -358,9 +359,18 @@ def _read_environment() -> dict[str, Any]:
         if name.upper().startswith(ENV_PREFIX) and name.upper() not in known | _OF_COMMANDS and not _is_link(name):
             raise ConfigError(f"unknown environment variable {name}{_nearest(name.upper(), known)}")
     try:
-        return EnvSettingsSource(Settings)()
+        return _Environment(Settings)()
     except SettingsError as error:
-        raise ConfigError(f"environment: {error}") from error
+        raise ConfigError(f"environment: {error.__cause__ or error}") from error
+
+
+class _Environment(EnvSettingsSource):
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:  # noqa: ANN401
+        try:
+            return super().decode_complex_value(field_name, field, value)
+        except ValueError:
+            name = next((n for n in _setting_names() if n.rpartition(".")[2] == field_name), field_name)
+            raise ValueError(f'setting {name} must be JSON there, as ["a", "b"] or {{"a": "b"}}') from None
 
 
 def _is_link(name: str) -> bool:

@@ -107,14 +107,23 @@ def redrive(  # noqa: PLR0913, PLR0917 - a filter is an option
         raise CommandFailed(Exit.USAGE, "a redrive needs --reason", "Look first with --preview, which needs none.")
     wanted = _make_filter(group, topic, key, after, before)
     body = {"action": action.value, "filter": wanted, "rate_per_second": rate}
-    previewed = call(url, "POST", "/v1/parked/redrive", body={**body, "preview": True})
+
+    def count_them() -> HttpReply:
+        return call(url, "POST", "/v1/parked/redrive", body={**body, "preview": True})
+
+    previewed = count_them()
     if preview:
         _show_preview(previewed, output)
         return
-    count = int(previewed.members["count"])
     if not _is_wanted(previewed, action, yes):
         say("nothing was done")
         return
+    count = int(previewed.members["count"])
+    if not yes and not previewed.members["more"]:  # whoever is asked may answer after lunch
+        now = count_them().members
+        if now["more"] or now["count"] > count:
+            reason = f"nothing was done: {_amount(now)} match by now, {count} were shown"
+            raise CommandFailed(Exit.CONFLICT, reason, "Run it again, and look at those that have come.")
     with noticed_ctrl_c() as noticed:  # one that comes before the job has its name stops it, too
         job = call(url, "POST", "/v1/parked/redrive", body={**body, "reason": reason}).members
         done = _watch(url, str(job["job_id"]), None if previewed.members["more"] else count, noticed)

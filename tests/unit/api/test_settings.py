@@ -76,6 +76,7 @@ def test_kafka_takes_the_names_of_its_client(monkeypatch: pytest.MonkeyPatch) ->
         ("OUTBOX_BRIDGE_TOPICS__PREFIX", "a b", "setting topics.prefix"),
         ("OUTBOX_BRIDGE_KAFKA", "{", "kafka"),
         ("OUTBOX_BRIDGE_CALLBACKS__ALLOW_NETWORKS", '["127.0.0.1/8"]', "setting callbacks.allow_networks"),
+        ("OUTBOX_BRIDGE_CALLBACKS__ALLOW_NETWORKS", "10.0.0.0/8", "callbacks.allow_networks must be JSON"),
         ("OUTBOX_BRIDGE_LOG__LEVEL", "loud", "setting log.level"),
     ],
 )

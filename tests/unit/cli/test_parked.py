@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -84,6 +85,20 @@ def test_nothing_to_do_begins_no_job(cli: Cli, bridge: CannedServer) -> None:
     bridge.answer("POST", REDRIVE, 200, {"count": 0, "more": False, "sample": []})
     assert cli(*ARGUMENTS, "--url", bridge.url).code == 0
     assert len(bridge.asked) == 1
+
+
+def test_nothing_is_done_to_more_than_were_shown(
+    cli: Cli, bridge: CannedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator answers minutes later: what was parked meanwhile nobody has seen, and no commit is taken back."""
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: True)
+    bridge.answer("POST", REDRIVE, 200, {"count": 2, "more": False, "sample": []})
+    bridge.answer("POST", REDRIVE, 200, {"count": 500, "more": False, "sample": []})
+    ended = cli(*ARGUMENTS, "--url", bridge.url)
+    assert ended.code == 4
+    assert "500 transactions match by now, 2 were shown" in ended.err
+    assert [asked.document for asked in bridge.asked] == [{**BODY, "preview": True}] * 2
 
 
 def test_stopped_job_is_a_failure(cli: Cli, bridge: CannedServer) -> None:
