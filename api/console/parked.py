@@ -6,7 +6,7 @@ from functools import partial
 from urllib.parse import urlencode
 
 from api.console.entry import NO_REASON, read_form, refuse_read_only
-from api.console.render import PREFIX, redirect, render
+from api.console.render import PREFIX, redirect, render, render_long
 from api.console.transactions import without_blanks
 from api.web.parked import checked_job_id, found_job
 from api.web.problems import invalid
@@ -45,7 +45,7 @@ async def show_parked(request: ApiRequest) -> HttpAnswer:
     if isinstance(jobs, Refused):
         raise refuse(jobs)
     given = _filter_of(request)
-    return render(
+    return await render_long(
         request,
         "parked.html",
         page=page,

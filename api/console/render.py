@@ -18,6 +18,7 @@ from api.web.road import HttpAnswer
 from bridge.core.grants import Verb
 from bridge.core.measures import show_time
 from bridge.core.message import JsonText, read_json_text
+from bridge.turns import Pace, Steps
 
 # --- what pages show of texts, numbers and bytes that come from elsewhere ---
 
@@ -26,6 +27,7 @@ SHOWN_CHARS = 16 * 1024  # in a block of its own; the whole can be saved
 _NODES, _CUT = 2_000, "cut"
 _HEX_BYTES = 1_024
 _ROW = 16
+_STEP_CHARS = 8 * 1024  # of a page: some milliseconds
 
 # What would move, hide or reorder the text around it: controls, directions, marks without width, lone surrogates.
 _UNSEEN = re.compile(
@@ -236,11 +238,30 @@ def render(request: ApiRequest, template: str, status: int = 200, /, **members: 
     return HttpAnswer(status, body, HEADERS, HTML)
 
 
+async def render_long(request: ApiRequest, template: str, /, **members: object) -> HttpAnswer:
+    """A page of many rows, made in short steps, between which others are served."""
+    body = await request.services.turns.run(_in_steps(_begin(request, template, members)))
+    return HttpAnswer(200, body.encode("utf-8", "replace"), HEADERS, HTML)
+
+
+def _in_steps(pieces: Iterable[str]) -> Steps[str]:
+    made, pace = list[str](), Pace(_STEP_CHARS)
+    for piece in pieces:
+        made.append(piece)
+        if pace.spend(len(piece)):
+            yield
+    return "".join(made)
+
+
 def fragment(request: ApiRequest, template: str, **members: object) -> str:
     """A part of a page."""
+    return "".join(_begin(request, template, members))
+
+
+def _begin(request: ApiRequest, template: str, members: Mapping[str, object]) -> Iterator[str]:
     base, language = base_of(request.path), choose_language(request)
     query = request.scope["query_string"].decode("latin-1") if request.method == "GET" else ""
-    return _environment.get_template(template).render(
+    return _environment.get_template(template).generate(
         base=base,
         language="en" if language == "en" else "zh-Hans",
         _=partial(_translate, language),

@@ -10,7 +10,7 @@ from starlette.responses import FileResponse, Response
 
 from api.console import entry, groups, home, parked, reports, transactions
 from api.console.entry import identify_reader, is_unproven, lead_to_sign_in, read_form
-from api.console.render import PREFIX, is_page, render
+from api.console.render import PREFIX, is_page, render, render_long
 from api.web.checks import render_report
 from api.web.groups import render_group
 from api.web.health import (
@@ -52,7 +52,9 @@ async def show_audit(request: ApiRequest) -> HttpAnswer:
         raise refuse(page)
     following = None if page.next is None else urlencode({"cursor": page.next})
     is_known = is_transaction_id
-    return render(request, "audit.html", page=page, following=following, is_first=cursor is None, is_known=is_known)
+    return await render_long(
+        request, "audit.html", page=page, following=following, is_first=cursor is None, is_known=is_known
+    )
 
 
 @routes.add("GET", f"{PREFIX}/settings", verb=Verb.READ)

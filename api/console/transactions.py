@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 from starlette.datastructures import QueryParams
 
-from api.console.render import HEADERS, PREFIX, ShownValue, begin_page, redirect, render, show_value
+from api.console.render import HEADERS, PREFIX, ShownValue, begin_page, redirect, render, render_long, show_value
 from api.web.parse import check_transaction_id
 from api.web.problems import NOT_FOUND, Problem, Rejected
 from api.web.request import ApiRequest, Query, refuse, who_is
@@ -63,7 +63,7 @@ async def show_search(request: ApiRequest) -> HttpAnswer:
         raise refuse(page)
     stats = await services.search.stats(rights)
     given = {name: ",".join(filled.getlist(name)) for name in filled if name != "cursor"}
-    return render(
+    return await render_long(
         request,
         "search.html",
         page=page,

@@ -1,9 +1,11 @@
 """Pages as they are sent: what they say, and what they let a browser do."""
 
 import re
+from pathlib import Path
 
 import pytest
 
+from api.web.request import Services
 from tests.support.whole_bridge import Reply, WholeBridge
 
 HOSTILE = "<script>alert(1)</script>\u202e\x1b[31m\"'&"
@@ -51,6 +53,27 @@ def test_pages_let_a_browser_load_nothing_from_elsewhere(bridge: WholeBridge, pa
     page = text_of(reply)
     assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:|<script>|https?://", page), page
     assert reply.headers["content-type"] == "text/html; charset=utf-8"
+
+
+@pytest.mark.parametrize("path", ["search?limit=500", "audit?limit=500"])
+def test_others_are_served_while_a_long_page_is_made(path: str, tmp_path: Path) -> None:
+    """Five hundred rows take tenths of a second, in which the process would answer no commit."""
+    kept: list[Services] = []
+
+    def keep(services: Services) -> Services:
+        kept.append(services)
+        return services
+
+    with WholeBridge(tmp_path, {"orders": 1}, adapt=keep) as bridge:
+        for number in range(40):
+            prepare(bridge, key="k" * 150)
+            bridge.call("PUT", f"/v1/producer-groups/g{number}", {})
+        bridge.pass_ms(2_000)
+        turns = kept[0].turns
+        before = turns.taken
+        page = text_of(get(bridge, path))
+        assert page.count("<tr>") > 40
+        assert turns.taken - before >= len(page) // 16_384 >= 1
 
 
 def test_addresses_are_relative_so_that_a_proxy_may_put_a_path_before_them(bridge: WholeBridge) -> None:
