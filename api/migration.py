@@ -131,8 +131,10 @@ async def _give_up(
     *,
     is_new_key: bool,
 ) -> list[str]:
-    if not confirm(await giving_up.survey()):
+    shown = await giving_up.survey()
+    if not confirm(shown):
         raise ConfigError("nothing was given up")
+    await giving_up.refuse_more(shown)
     created = await create_missing(kafka.admin, topics)
     if is_new_key:
         await _refuse_running(kafka, topics)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from bridge.clock import Clock
-from bridge.core.errors import HaltKind, MalformedRecord, UnknownRecordVersion
+from bridge.core.errors import ConfigError, HaltKind, MalformedRecord, UnknownRecordVersion
 from bridge.core.message import MessageQueue, StoredMessage
 from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, LogStart, LogTopics, Position, decode_op
 from bridge.core.position import MIGRATE_OWNER, LogFacts, Span, Witness, find_fault
@@ -68,6 +68,10 @@ class Loss:
     applied: AppliedPosition | None = None
 
 
+def _find_ids(losses: Sequence[Loss]) -> set[str]:
+    return {one.transaction_id for loss in losses for one in loss.unproven}
+
+
 class _Judged(NamedTuple):
     position: Position | None
     facts: LogFacts
@@ -98,6 +102,14 @@ class GivingUp:
         """The queues whose log is not what was left. Raises StoreError and SqlUnavailable."""
         losses = [await self._look(queue_id) for queue_id in range(self._topics.queues)]
         return [loss for loss in losses if loss is not None]
+
+    async def refuse_more(self, shown: Sequence[Loss]) -> None:
+        """Raises ConfigError where more is lost than was shown, perhaps hours ago; and StoreError, SqlUnavailable."""
+        if more := _find_ids(await self.survey()) - _find_ids(shown):
+            raise ConfigError(
+                f"nothing was given up: {len(more)} transactions that were not shown cannot be proven by now either; "
+                "run it again, and look at them"
+            )
 
     async def act(self, actor: str) -> list[Loss]:
         """Gives up what cannot be proven: new positions, audit, halts cleared, the topics recorded; what it was.

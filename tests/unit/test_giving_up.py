@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from api.cli.examinations import make_void
-from bridge.core.errors import HaltKind, SqlUnavailable
+from bridge.core.errors import ConfigError, HaltKind, SqlUnavailable
 from bridge.core.message import Message, MessageQueue
 from bridge.giving_up import GivingUp, _record
 from bridge.sql.identity import Halt, begin_projection, clear_halt, read_halts, read_last_acts, store_halt
@@ -75,6 +75,23 @@ def test_what_is_lost_is_told_first_and_the_queue_goes_on_without_it(
 
     world.run(story())
     assert world.settlers.memory.visible("orders") == [b"v", b"w"]
+
+
+def test_nothing_is_given_up_that_was_not_shown(database_url: str) -> None:
+    """The question may be answered hours later, when another queue's log is gone too: nobody has seen its ids."""
+    world = make_projector_world(database_url)
+
+    async def story() -> None:
+        giving_up = make_giving_up(world)
+        await lose_with_one_pending(world, world.topics.op)
+        with pytest.raises(ConfigError, match="nothing was given up: 1 transactions that were not shown"):
+            await giving_up.refuse_more([])
+        shown = await giving_up.survey()
+        assert [loss.kind for loss in shown] == [HaltKind.NO_POSITION]
+        await giving_up.refuse_more(shown)
+        assert len(await giving_up.act("operator")) == 1
+
+    world.run(story())
 
 
 class BusyLog(NoFaults):
