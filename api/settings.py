@@ -274,7 +274,7 @@ _SHARED = frozenset(
      "limits.message_bytes", "limits.pending_transactions", "quotas.pending_of_group", "quotas.parked_of_group",
      "callbacks.allow_networks", "callbacks.prove_ownership", "settler.session_ms"}
 )  # fmt: skip
-_SHARED_BY_CALLED = frozenset({"limits.body_bytes", "limits.headers_per_message"})
+_SHARED_BY_CALLED = frozenset({"insecure_no_auth", "limits.body_bytes", "limits.headers_per_message"})
 _SHARED_BY_DOORS = frozenset({"remoting.key_from", "remoting.dropped_properties"})
 
 
@@ -290,16 +290,23 @@ def shared_settings(settings: Settings, *, is_called: bool, is_door: bool) -> di
         auth = settings.auth
         shared |= {
             "[audit] topic": settings.audit.topic,
+            "auth.admin_key": _hash(_open(auth.admin_key)),
             "auth.issuers": _hash(auth.issuers),
             "auth.certificates": _hash(sorted(auth.certificates.items())),
             "http.masks": _hash(settings.http.masks),
             "webhooks": _hash([(one.name, sorted(one.events)) for one in settings.webhooks]),
+            "webhooks.url": _hash([_open(one.url) for one in settings.webhooks]),
+            "webhooks.secret": _hash([_open(one.secret) for one in settings.webhooks]),
         }
     return shared
 
 
 def _hash(value: object) -> str:
     return f"#{hashlib.sha256(repr(value).encode()).hexdigest()[:8]}"
+
+
+def _open(secret: SecretStr | None) -> str:
+    return "" if secret is None else secret.get_secret_value()
 
 
 def _check_exposure(settings: Settings) -> None:

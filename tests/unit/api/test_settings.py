@@ -1,5 +1,6 @@
 """Settings: where they come from, which win, and that nothing misspelt passes."""
 
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from api.settings import SETTINGS_FILE, Origin, load_settings, shared_settings, show_settings
 from api.web.guard import is_loopback
 from bridge.core.errors import ConfigError
+from bridge.core.keyring import make_key_text
 
 
 @pytest.fixture(autouse=True)
@@ -264,6 +266,19 @@ def test_name_that_only_looks_like_a_link_is_an_error(monkeypatch: pytest.Monkey
         load_settings()
 
 
+def test_receivers_and_secrets_of_webhooks_are_compared() -> None:
+    """Which process sends them is chance: after a rotation at one of them alone the receiver refuses now and then."""
+    shared = []
+    for place, letter in (("a", "a"), ("b", "a"), ("b", "c")):
+        secret = b64encode(letter.encode() * 24).decode()
+        write(f"[[webhooks]]\nname = 'n'\nurl = 'https://{place}.example'\nsecret = 'whsec_{secret}'\n")
+        shared.append(shared_settings(load_settings(), is_called=True, is_door=True))
+    first, second, third = shared
+    assert {one for one in first if first[one] != second[one]} == {"webhooks.url"}
+    assert {one for one in first if second[one] != third[one]} == {"webhooks.secret"}
+    assert "example" not in str(shared)
+
+
 @pytest.mark.parametrize(
     ("text", "name"),
     [
@@ -275,6 +290,8 @@ def test_name_that_only_looks_like_a_link_is_an_error(monkeypatch: pytest.Monkey
         ),
         ("[audit]\ntopic = 'acts'\n", "[audit] topic"),
         ("[remoting]\nkey_from = ['KEYS']\n", "remoting.key_from"),
+        ("insecure_no_auth = true\n", "insecure_no_auth"),
+        (f"[auth]\nadmin_key = '{make_key_text(bytes(48))}'\n", "auth.admin_key"),
     ],
 )
 def test_setting_in_which_called_processes_must_not_differ_is_compared(text: str, name: str) -> None:
