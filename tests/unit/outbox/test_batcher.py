@@ -122,6 +122,7 @@ def test_calls_wait_while_many_are_under_way(
 
 
 def test_slow_request_holds_nobody_up_while_another_is_free(sending: Sending, threads: ThreadPoolExecutor) -> None:
+    """Nobody waits longer for it than for what an idle bridge answers."""
     batcher = make_batcher(sending, in_flight=2)
     sending.going_on.set()
     _send_two(batcher)
@@ -140,6 +141,7 @@ def _send_two(batcher: ThreadBatcher) -> _Thread:
 async def test_tasks_wait_while_many_are_under_way(
     patience_s: float, *, sent_beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As threads do: for a request of many calls, but not for one that is slow."""
     monkeypatch.setattr(batcher_module, "PATIENCE_S", patience_s)
     requests: list[list[bytes]] = []
     going_on = asyncio.Event()
