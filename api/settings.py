@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 import tomllib
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -290,13 +290,13 @@ def shared_settings(settings: Settings, *, is_called: bool, is_door: bool) -> di
         auth = settings.auth
         shared |= {
             "[audit] topic": settings.audit.topic,
-            "auth.admin_key": _hash(_open(auth.admin_key)),
+            "auth.admin_key": _hash_secrets([auth.admin_key]),
             "auth.issuers": _hash(auth.issuers),
             "auth.certificates": _hash(sorted(auth.certificates.items())),
             "http.masks": _hash(settings.http.masks),
             "webhooks": _hash([(one.name, sorted(one.events)) for one in settings.webhooks]),
-            "webhooks.url": _hash([_open(one.url) for one in settings.webhooks]),
-            "webhooks.secret": _hash([_open(one.secret) for one in settings.webhooks]),
+            "webhooks.url": _hash_secrets([one.url for one in settings.webhooks]),
+            "webhooks.secret": _hash_secrets([one.secret for one in settings.webhooks]),
         }
     return shared
 
@@ -305,8 +305,10 @@ def _hash(value: object) -> str:
     return f"#{hashlib.sha256(repr(value).encode()).hexdigest()[:8]}"
 
 
-def _open(secret: SecretStr | None) -> str:
-    return "" if secret is None else secret.get_secret_value()
+def _hash_secrets(secrets: Sequence[SecretStr | None]) -> str:
+    """By scrypt, since others read it: a weak secret must not be found by trying words against it."""
+    opened = repr([secret and secret.get_secret_value() for secret in secrets])
+    return f"#{hashlib.scrypt(opened.encode(), salt=b'outbox-bridge', n=2**14, r=8, p=1, dklen=4).hex()}"
 
 
 def _check_exposure(settings: Settings) -> None:
