@@ -10,7 +10,14 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import (
+    OFFSET_INVALID,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     ConfigResource,
@@ -24,6 +31,7 @@ from spark.read.envelope import OffsetRange, QueuePlace
 from spark.read.window import ANEW, Window
 
 _TIMEOUT_S = 10.0
+_ANSWER_S = _TIMEOUT_S + 5  # the client ends its requests itself; this is for a client that does not
 _MOVING = frozenset(  # what a broker says of a partition that has just been made or moved; soon over
     {
         KafkaError.NOT_LEADER_FOR_PARTITION,
@@ -80,8 +88,8 @@ def _reached(kafka: Mapping[str, Any]) -> Iterator[AdminClient]:
         yield AdminClient(
             {**kafka, "client.id": "outbox-bridge-report", "log_level": 2, "socket.timeout.ms": timeout_ms}
         )
-    except KafkaException as error:
-        reason = error.args[0].str() if error.args and hasattr(error.args[0], "str") else str(error)
+    except (KafkaException, TimeoutError) as error:
+        reason = error.args[0].str() if error.args and hasattr(error.args[0], "str") else str(error) or "no answer"
         raise Indeterminate(
             f"Kafka cannot be read now: {reason}", "Is it running? `outbox-bridge doctor` looks."
         ) from None
@@ -127,12 +135,14 @@ def _find_places(admin: AdminClient, internal: InternalTopics, wanted: list[str]
     """Every partition to be read. Raises BadUsage for a topic that is not there."""
     topics = admin.list_topics(timeout=_TIMEOUT_S).topics
     real = wanted or [name for name in topics if not is_reserved_topic(name, internal)]
-    _check_there([internal.half, internal.op, internal.parked, *real], topics)
-    return [
-        QueuePlace(name, part)
-        for name in sorted({internal.half, internal.op, internal.parked, *real})
-        for part in sorted(topics[name].partitions)
-    ]
+    names = sorted({internal.half, internal.op, internal.parked, *real})
+    _check_there(names, topics)
+    parts = [(QueuePlace(name, part.id), part) for name in names for part in topics[name].partitions.values()]
+    if lone := min([place for place, part in parts if part.leader < 0], default=None):
+        # the client, asked for the offsets of such a one, may end the process (librdkafka 2.16)
+        reason = f"{lone.topic}-{lone.part} has no leader"
+        raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, reason))
+    return sorted(place for place, _ in parts)
 
 
 def _check_there(names: Iterable[str], topics: Container[str]) -> None:
@@ -163,7 +173,7 @@ def _made_anew(topic: str) -> BadUsage:
 
 def _read_ids(admin: AdminClient, topics: Iterable[str]) -> dict[str, str]:
     answers = admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=_TIMEOUT_S)
-    return {name: str(answer.result(_TIMEOUT_S).topic_id) for name, answer in answers.items()}
+    return {name: str(answer.result(_ANSWER_S).topic_id) for name, answer in answers.items()}
 
 
 def _offsets(admin: AdminClient, places: list[QueuePlace], spec: Callable[[], OffsetSpec]) -> dict[QueuePlace, int]:
@@ -171,16 +181,21 @@ def _offsets(admin: AdminClient, places: list[QueuePlace], spec: Callable[[], Of
     if not asked:
         return {}
     answers = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_TIMEOUT_S)
-    return {
-        QueuePlace(place.topic, place.partition): answer.result(_TIMEOUT_S).offset for place, answer in answers.items()
+    found = {
+        QueuePlace(place.topic, place.partition): answer.result(_ANSWER_S).offset for place, answer in answers.items()
     }
+    if silent := min([place for place, offset in found.items() if offset == OFFSET_INVALID], default=None):
+        # what no broker answered in time comes back as a success
+        reason = f"no answer to a question for the offsets of {silent.topic}-{silent.part}"
+        raise KafkaException(KafkaError(KafkaError.REQUEST_TIMED_OUT, reason))
+    return found
 
 
 def _read_policies(admin: AdminClient, topics: Iterable[str]) -> dict[str, tuple[str, str]]:
     """Clean-up policy and kind of timestamp of each topic."""
     resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in sorted(topics)]
     answers = admin.describe_configs(resources, request_timeout=_TIMEOUT_S)
-    found = {resource.name: answer.result(_TIMEOUT_S) for resource, answer in answers.items()}
+    found = {resource.name: answer.result(_ANSWER_S) for resource, answer in answers.items()}
     return {
         topic: (entries["cleanup.policy"].value, entries["message.timestamp.type"].value)
         for topic, entries in found.items()

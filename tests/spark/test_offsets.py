@@ -2,17 +2,22 @@
 
 import secrets
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from bridge.core.topics import InternalTopics, with_prefix
-from spark.errors import BadUsage
+from spark.errors import BadUsage, Indeterminate
 from spark.read.envelope import QueuePlace
 from spark.read.offsets import take_window
 from spark.read.window import Window
 from tests.support.bridge_process import create_topics, wait_until
+from tests.support.kafka_cluster import KafkaCluster, running_cluster
+
+LIST_OFFSETS = 2
 
 
 class Cluster:
@@ -102,3 +107,49 @@ def test_topic_that_is_not_read_on_is_told(cluster: Cluster) -> None:
     cluster.delete()
     with pytest.raises(BadUsage, match=f"{cluster.orders}-0, which the last run read, does not exist any more"):
         take_window(cluster.options, cluster.internal, [], cluster.last)
+
+
+# --- partitions whose broker does not answer ---
+
+
+@pytest.fixture
+def brokers(tmp_path: Path) -> Iterator[KafkaCluster]:
+    """Three, of which the third alone has the topic `gone`."""
+    with running_cluster(tmp_path, 3) as running:
+        admin = AdminClient({"bootstrap.servers": running.direct})
+        internal = with_prefix("", 1)
+        for name, broker in ((internal.half, 1), (internal.op, 1), (internal.parked, 2), ("gone", 3)):
+            admin.create_topics([NewTopic(name, 1, replica_assignment=[[broker]])])[name].result(30)
+        wait_until(partial(is_known, running.direct), name="topics")
+        yield running
+
+
+def is_known(kafka: str) -> bool:
+    """A broker learns of a topic a moment after it was made."""
+    try:
+        look(kafka)
+    except BadUsage:
+        return False
+    return True
+
+
+def look(kafka: str) -> Window:
+    return take_window({"bootstrap.servers": kafka}, with_prefix("", 1), ["gone"])
+
+
+def test_partition_whose_only_broker_is_gone_is_told_and_not_asked(brokers: KafkaCluster) -> None:
+    """The question for its offsets could end the process without a word."""
+    brokers.nodes[2].broker.kill()
+    admin = AdminClient({"bootstrap.servers": brokers.direct})
+    wait_until(lambda: admin.list_topics(timeout=10).topics["gone"].partitions[0].leader < 0, name="no leader")
+    with pytest.raises(Indeterminate, match="gone-0 has no leader"):
+        look(brokers.direct)
+
+
+def test_question_that_nobody_answers_is_no_offset(brokers: KafkaCluster) -> None:
+    """The client tells it as a success: the partition was taken for empty, and what is in it for missing."""
+    gate = brokers.nodes[2].proxy.hold(LIST_OFFSETS, client="outbox-bridge-report", is_reply=True)
+    with pytest.raises(Indeterminate, match="no answer to a question for the offsets of gone-0"):
+        look(brokers.proxied)
+    gate.cut()
+    assert look(brokers.proxied).extents
