@@ -161,7 +161,7 @@ async def examine(
 
 
 async def judge_topics_of_kafka(admin: TopicAdmin) -> list[TopologyFault] | None:
-    """Where Kafka keeps which Kafka transactions are committed: without it some are torn, and written once more.
+    """Where Kafka keeps which Kafka transactions are committed: what forgets one tears it, or has it written again.
 
     Without a leader there, or where it keeps its groups, queues have no owners. None where we may not look. There is
     none before the first Kafka transaction. Raises StoreError.
@@ -173,6 +173,7 @@ async def judge_topics_of_kafka(admin: TopicAdmin) -> list[TopologyFault] | None
     judged = [] if groups is None else [_judge_leaders(groups)]
     if state is not None:
         judged += [_judge_replicas(state, len((await admin.describe_cluster()).brokers)), _judge_leaders(state)]
+        judged += [_judge_election(state)] if state.replication_factor > 1 else []  # of one replica there is no choice
     return [fault for fault in judged if fault is not None]
 
 

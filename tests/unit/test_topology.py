@@ -332,15 +332,26 @@ def test_what_is_acknowledged_is_on_two_disks(
     assert all(remedy in fault.remedy for fault in faults)
 
 
-@pytest.mark.parametrize(("in_sync", "queues", "count"), [(1, 50, 1), (2, 50, 0), (1, 0, 0)])
+@pytest.mark.parametrize(
+    ("in_sync", "unclean", "queues", "fault"),
+    [
+        ("1", "false", 50, FaultKind.REPLICAS), ("2", "false", 50, None), ("1", "false", 0, None),
+        ("2", "true", 50, FaultKind.UNCLEAN_ELECTION),
+    ],
+)  # fmt: skip
 async def test_what_kafka_transactions_are_committed_is_on_two_disks_too(
-    world: TopologyWorld, monkeypatch: pytest.MonkeyPatch, in_sync: int, queues: int, count: int
+    world: TopologyWorld,
+    monkeypatch: pytest.MonkeyPatch,
+    in_sync: str,
+    unclean: str,
+    queues: int,
+    fault: FaultKind | None,
 ) -> None:
-    """Kafka's own topic: who loses it commits half of a batch, and the batch again. One that may not be looked at has
-    no queues; nothing is said of it."""
+    """Kafka's own topic: who loses it, or elects a leader that has not all of it, commits half of a batch, and the
+    batch again. One that may not be looked at has no queues; nothing is said of it."""
     await world.migrate()
     described = world.admin.describe_topics
-    name, config = "__transaction_state", {"min.insync.replicas": str(in_sync), "cleanup.policy": "compact"}
+    name, config = "__transaction_state", {"min.insync.replicas": in_sync, "unclean.leader.election.enable": unclean}
 
     async def describe_topics(
         names: Collection[str], *, with_denied: bool = False
@@ -350,8 +361,8 @@ async def test_what_kafka_transactions_are_committed_is_on_two_disks_too(
 
     monkeypatch.setattr(world.admin, "describe_topics", describe_topics)
     faults = await world.guard().run_once()
-    assert [(fault.topic, fault.kind) for fault in faults] == [(name, FaultKind.REPLICAS)] * count
-    assert await world.guard("replicas").run_once() == []
+    assert [(found.topic, found.kind) for found in faults] == ([(name, fault)] if fault else [])
+    assert await world.guard("replicas", "unclean-election").run_once() == []
 
 
 async def test_queue_without_a_leader_is_told_and_refuses_nothing_of_others(world: TopologyWorld) -> None:
