@@ -296,6 +296,8 @@ class _Process:
         await self.node.start(roles)
         shared = shared_settings(self._settings, is_called=roles.is_called, is_door=roles.remoting)
         self._board.share(shared, [name for name in _ROLES if getattr(roles, name)])
+        settler = self.node.settler
+        self._board.watch_queues(internal_topics(self._settings), lambda: settler.status if settler else ())
         if roles.is_called or roles.settler:
             self._kafka.store.open()
         self.node.run("own-addresses", self._own.run_forever())

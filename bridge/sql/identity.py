@@ -17,6 +17,7 @@ from sqlalchemy import Connection
 from bridge.clock import Clock
 from bridge.core.errors import HaltKind, SqlUnavailable
 from bridge.core.keyring import SECRET_BYTES, BridgeKey
+from bridge.core.topics import InternalTopics
 from bridge.core.transaction import TransactionState, TransactionView
 from bridge.sql.at_rest import cipher_of, load_bridge_key, seal_bridge_key
 from bridge.sql.bulk import make_upsert
@@ -299,9 +300,11 @@ _GONE_MS = 30_000
 _FORGOTTEN_MS = 3_600_000
 MAX_APART_MS = 5_000
 _MAX_AHEAD_MS = 60_000  # of the database's clock: there may be no other process. Endpoints allow calls five minutes
-_ROLES = "roles"
+_ROLES, _HELD = "roles", "queues held"
+_UNHELD_MS = 60_000  # longer than a queue changes hands
+_NOTHING = "published, rolled back or checked"
 _NEEDED = {
-    "settler": "nothing is published, rolled back or checked",
+    "settler": f"nothing is {_NOTHING}",
     "projector": "search stands still, and repeats with an idempotency key are refused",
 }
 _NOW_MS = {
@@ -341,6 +344,9 @@ class ProcessBoard:
         self._clock = clock
         self._own = ProcessNote(owner, 0, {})
         self._note_calls = note_calls
+        self._topics: InternalTopics | None = None
+        self._find_held: Callable[[], Iterable[int]] = tuple
+        self._unheld_since: dict[int, int] = {}
         self._notes: list[ProcessNote] = []
         self._has_own_clock = True  # what SQLite calls its clock is the process's
         self.failure = ""  # why the database has not taken the last note
@@ -349,19 +355,23 @@ class ProcessBoard:
         """What this process has of the settings that all must share, as they are shown, and what it does."""
         self._own = self._own._replace(settings={**settings, _ROLES: " ".join(roles)})
 
+    def watch_queues(self, topics: InternalTopics, find_held: Callable[[], Iterable[int]]) -> None:
+        """From now on the queues that this process holds are noted, and those that no settler holds are told."""
+        self._topics, self._find_held = topics, find_held
+
     def calls_of(self, group: str) -> list[Sequence[int]]:
         """What others have noted of their calls to the endpoints of a group, some seconds ago."""
         return [other.calls[group] for other in self._notes if group in other.calls]
 
     def describe(self) -> str:
         """How others differ from this process, and what none does; nothing if all is well."""
-        told, own = self._find_idle(), self._own
+        told, own = [*self._find_idle(), *self._tell_unheld()], self._own
         if abs(own.ahead_ms) > _MAX_AHEAD_MS and self._has_own_clock:
             told.append(_tell_apart(own.owner, own.ahead_ms, "the database"))
         for other in self._notes:
             if abs(apart_ms := other.ahead_ms - own.ahead_ms) > MAX_APART_MS:
                 told.append(_tell_apart(other.owner, apart_ms, own.owner))
-            for name in sorted(self._own.settings.keys() & other.settings.keys() - {_ROLES}):
+            for name in sorted(self._own.settings.keys() & other.settings.keys() - {_ROLES, _HELD}):
                 here, there = self._own.settings[name], other.settings[name]
                 if here != there:
                     told.append(f"{name} is {there!r} in {other.owner}, and {here!r} in {self._own.owner}")
@@ -372,6 +382,25 @@ class ProcessBoard:
         notes = [note.settings.get(_ROLES, "") for note in (self._own, *self._notes)]
         does = set(" ".join(notes).split()) if all(notes) else _NEEDED
         return [f"no process has the role {role}: {_NEEDED[role]}" for role in _NEEDED if role not in does]
+
+    def _tell_unheld(self) -> list[str]:
+        """Kafka shares queues out to all members of the group, whoever they are."""
+        unheld = [queue for queue, since_ms in self._unheld_since.items() if self._now_ms() - since_ms > _UNHELD_MS]
+        if not unheld or self._topics is None:
+            return []
+        told = f"no settler holds queue {', '.join(map(str, sorted(unheld)))}: nothing of it is {_NOTHING}"
+        who = f"another program in the consumer group {self._topics.group} may have it"
+        return [f"{told}; {who} (kafka-consumer-groups.sh --describe --members): end it"]
+
+    def _find_unheld(self) -> set[int]:
+        """None are told where a settler of an older version does not say what it holds, or there is no settler."""
+        settlers = [n.settings for n in (self._own, *self._notes) if "settler" in n.settings.get(_ROLES, "").split()]
+        if self._topics is None or not settlers or not all(_HELD in settings for settings in settlers):
+            return set()
+        return {*range(self._topics.queues)} - {int(n) for settings in settlers for n in settings[_HELD].split()}
+
+    def _now_ms(self) -> int:
+        return self._clock.monotonic_ms()
 
     async def run_forever(self) -> None:
         """Notes and looks until it is cancelled. What cannot be asked is left as it was known."""
@@ -385,6 +414,9 @@ class ProcessBoard:
     async def run_once(self) -> None:
         """Notes now, then reads what the others have noted. Raises SqlUnavailable."""
         before = self.describe()
+        if self._topics is not None:
+            held = " ".join(map(str, self._find_held()))
+            self._own = self._own._replace(settings={**self._own.settings, _HELD: held})
         calls = json.dumps(self._note_calls())  # here: a thread of SQL would read what this one changes meanwhile
         try:
             self._own, self._notes = await self._database.run(partial(self._exchange, calls=calls))
@@ -392,6 +424,7 @@ class ProcessBoard:
             self.failure = str(error)
             raise
         self.failure = ""
+        self._unheld_since = {queue: self._unheld_since.get(queue, self._now_ms()) for queue in self._find_unheld()}
         if (found := self.describe()) and found != before:
             _LOG.warning("processes_differ", found=found)
 

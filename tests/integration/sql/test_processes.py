@@ -2,10 +2,12 @@
 
 import re
 import threading
+from functools import partial
 
 import sqlalchemy as sa
 
 from bridge.clock import SystemClock
+from bridge.core.topics import InternalTopics
 from bridge.sql.engine import Database
 from bridge.sql.identity import ProcessBoard
 from bridge.sql.tables import processes
@@ -69,6 +71,42 @@ async def test_role_that_no_process_has_is_told(database: Database) -> None:
     await ProcessBoard(database, clock, "older").run_once()
     await api.run_once()
     assert api.describe() == ""
+
+
+async def test_queue_that_no_settler_holds_is_told(database: Database) -> None:
+    """As where another program of the same consumer group has it: what is pending there waits for ever, and nothing
+    lags (T). Not while it changes hands, nor where a settler of an older version does not say what it holds."""
+    clock, topics = VirtualClock(SystemClock().now_ms()), InternalTopics(queues=3)
+    held: dict[str, list[int]] = {"one": [0], "two": [1, 2], "api": []}
+    boards = {name: ProcessBoard(database, clock, name) for name in held}
+    for name, board in boards.items():
+        board.share({}, ["api"] if name == "api" else ["settler", "projector"])
+        board.watch_queues(topics, partial(held.__getitem__, name))
+
+    async def look(seconds: int) -> str:
+        for _ in range(seconds // 10):
+            await clock.advance(10_000)
+            clock.shift_wall_clock(-10_000)
+            for name in ("one", "two", "api"):
+                await boards[name].run_once()
+        told = {board.describe() for board in boards.values()}
+        assert len(told) == 1
+        return told.pop()
+
+    assert await look(100) == ""
+    held["two"].remove(1)
+    assert await look(50) == ""
+    assert (await look(40)).startswith("no settler holds queue 1: nothing of it is published, rolled back or checked")
+    assert f"the consumer group {topics.group} may have it" in await look(10)
+    held["one"].append(1)
+    assert await look(20) == ""
+    held["one"].clear()
+    assert "queue 0, 1:" in await look(90)
+    older = ProcessBoard(database, clock, "older")
+    older.share({}, ["settler"])
+    await older.run_once()
+    await boards["api"].run_once()
+    assert boards["api"].describe() == ""
 
 
 async def test_process_hears_of_the_calls_that_others_make(database: Database) -> None:
