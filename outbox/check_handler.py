@@ -30,10 +30,11 @@ from outbox.client.checks import (
     encode_echo,
 )
 from outbox.client.connection import submit_or_run
-from outbox.client.errors import CallRefused, Misuse, OutboxConfigError, SignatureRefused
+from outbox.client.errors import CallRefused, Misuse, OutboxConfigError, SignatureRefused, is_read_only
 from outbox.client.listener import Answered, read_answered
 
 _LOG: Final = logging.getLogger("outbox")
+_READ_ONLY: Final = " reason=its database takes no writes, as a standby: give the check endpoint the primary"
 
 Answer = Callable[[Sequence[Check], Tell], None]
 AsyncAnswer = Callable[[Sequence[Check], Tell], Awaitable[None]]
@@ -230,7 +231,10 @@ class Findings:
         """
         self._error = error
         shown = error if _LOG.isEnabledFor(logging.DEBUG) else None
-        _LOG.warning("checks_left_out error=%s answered=%d", type(error).__name__, len(self._found), exc_info=shown)
+        why = _READ_ONLY if is_read_only(error) else ""
+        _LOG.warning(
+            "checks_left_out error=%s answered=%d%s", type(error).__name__, len(self._found), why, exc_info=shown
+        )
 
     def reply(self) -> CheckResponse:
         """The answers; 503 if an error left none."""

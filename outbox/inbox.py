@@ -26,9 +26,8 @@ from sqlalchemy.orm import Session, SessionTransaction
 from outbox.client.block import SPLIT
 from outbox.client.errors import Misuse, OutboxConfigError
 from outbox.client.message import identify
-from outbox.tables import StatementEffect, find_effect, make_inbox_table, refuse_unkept
+from outbox.tables import StatementEffect, begin_on_sqlite, find_effect, is_ended, make_inbox_table, refuse_unkept
 from outbox.transaction_record import (
-    begin_for_savepoint,
     durable_now,
     find_connection,
     find_run,
@@ -70,6 +69,7 @@ class EventGuard:
         self.commits_begun = 0
         self.written: set[Connection] = set()  # connections by which rows were written that a commit keeps
         self._target = target
+        self.is_of_two_phases = bool(getattr(target, "twophase", False))
         self._watched: list[Session | Connection] = []
 
     def arm(
@@ -106,6 +106,11 @@ class EventGuard:
         """Whether rows are in several databases, of which one may commit without the other."""
         begun = [one.get_transaction() for one in self.written if one.in_transaction()]
         return len(begun) > 1 and not any(isinstance(one, TwoPhaseTransaction) for one in begun)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether what was written is gone, or kept already, though the session was not told."""
+        return self.is_undone or any(is_ended(one) for one in self.written)
 
     def fail(self, note_lost: Callable[[], None], remedy: str) -> None:
         """What was guarded must go: no commit until a savepoint of its beginning is rolled back, or everything."""
@@ -222,8 +227,11 @@ def _take_commit(connection: Connection, roll_back: Callable[[], None]) -> None:
 
 @event.listens_for(Engine, "rollback")
 @event.listens_for(Engine, "rollback_twophase")
-def _note_rollback(connection: Connection, *_: object) -> None:
-    _note_lost(connection)
+def _note_lost(target: Session | Connection, *_: object) -> None:
+    for guard in _GUARDS.get(target, ()):
+        guard.is_undone = False
+        guard.written -= {target}
+        guard.note_lost()
 
 
 @event.listens_for(Engine, "rollback_savepoint")
@@ -241,7 +249,7 @@ def _note_rollback_to(connection: Connection, name: str, _: object) -> None:
 @event.listens_for(Engine, "savepoint")
 def _note_savepoint(connection: Connection, _: str | None) -> None:  # it has no name yet
     if connection in _GUARDS:
-        begin_for_savepoint(connection)
+        begin_on_sqlite(connection)
         _mark(connection, len([*_find_savepoints(connection)]))
 
 
@@ -254,12 +262,6 @@ def _note_lost_since(target: Session | Connection, savepoint: object) -> None:
     for guard in _GUARDS.get(target, ()):
         if guard.measure() > guard.marks.get(savepoint, math.inf):
             guard.note_lost()
-
-
-def _note_lost(target: Session | Connection) -> None:
-    for guard in _GUARDS.get(target, ()):
-        guard.is_undone = False
-        guard.note_lost()
 
 
 @event.listens_for(Engine, "before_cursor_execute")
@@ -277,6 +279,7 @@ def _note_statement(connection: Connection, _: object, statement: str, *__: obje
         case StatementEffect.ROLL_BACK:
             _note_lost(connection)
         case StatementEffect.WRITE if not is_autocommitting(connection):
+            begin_on_sqlite(connection)
             for guard in guards:
                 guard.written.add(connection)
 
@@ -345,12 +348,12 @@ class _OnceBlock(Generic[T]):
         guard = self._guard
         if guard is None:
             return
-        is_undone, is_split = guard.is_undone, guard.is_split
-        if self._is_lost or (error is None and not is_undone and not is_split):
+        is_over, is_split = guard.is_over, guard.is_split
+        if self._is_lost or (error is None and not is_over and not is_split):
             guard.disarm()
         else:
             guard.fail(guard.disarm, _COMMIT_FAILED)
-        if error is None and (self._is_lost or is_undone):
+        if error is None and (self._is_lost or is_over):
             raise Misuse("the session was rolled back or closed in the `with` block of the inbox")
         if error is None and is_split:
             raise Misuse(SPLIT)

@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError, SQLAlchemyError
 
 from outbox.client.connection import submit_or_run
-from outbox.client.errors import HandOverUnavailable, OutboxConfigError, is_read_only
+from outbox.client.errors import HandOverUnavailable, OutboxConfigError
 from outbox.enqueue import NOTIFY_CHANNEL
 from outbox.hand_over import HandOver, OutboxRow, PublishResult, PublishStatus
 from outbox.relay_queries import (
@@ -42,6 +43,8 @@ from outbox.relay_queries import (
     release_parked,
 )
 from outbox.sources import OutboxSource
+from outbox.tables import begin_on_sqlite, leaving_read_only
+from outbox.transaction_record import code_of
 
 _LOG: Final = logging.getLogger("outbox")
 _PSYCOPG: Final = ("postgresql", "psycopg")
@@ -57,8 +60,8 @@ class _SessionShared(Exception):
 
 
 _STAYED: Final = (
-    "published, but its row stays when it is deleted: a trigger, a rule or row level security keeps it; let the relay"
-    " delete, then discard the row"
+    "published, but its row stays when it is deleted: a trigger, a rule, row level security or another table's"
+    " reference keeps it; let the relay delete, then discard the row"
 )
 
 
@@ -279,6 +282,7 @@ class Relay:
         with self._engine.connect() as conn, relay_transaction(conn):
             if not self._is_read_whole:
                 refuse_charset(conn)
+                _refuse_without_rights(conn, self._tables)
                 self._is_read_whole = True
             found = claim_rows(conn, self._tables, token, self._config.lease_ms, self._config.max_rows, self._place)
         self._place = found.place
@@ -311,12 +315,17 @@ class Relay:
         marks = [mark for row, handed in judged if (mark := decide_mark(row, handed, self._config)) is not None]
         marks += claim.unread
 
-        def write(conn: sa.Connection) -> tuple[int, list[Mark]]:
-            stayed = delete_published(conn, self._tables, published) if published else ()
-            noted = [*marks, *(Mark(row_id, PARKED, 0, _STAYED) for row_id in stayed)]
+        def write(take_away: _TakeAway, conn: sa.Connection) -> tuple[int, list[Mark]]:
+            stayed = take_away(conn, self._tables, published) if published else {}
+            noted = [*marks, *(Mark(row_id, PARKED, 0, why) for row_id, why in stayed.items())]
             return note_failures(conn, self._tables, claim.token, noted), noted
 
-        noted, marks = self._write(write, claim, stop)
+        try:
+            noted, marks = self._write(partial(write, _take_away), claim, stop)
+        except DBAPIError as error:
+            if not _is_refused(error):
+                raise
+            noted, marks = self._write(partial(write, _take_away_singly), claim, stop)
         parked = sum(mark.state == PARKED for mark in marks)
         if len(marks) > parked:
             reason = next(mark.reason for mark in marks if mark.state != PARKED)
@@ -344,7 +353,7 @@ class Relay:
                 pause_ms = self._pause_ms(failures)
                 failures += 1
                 is_over = self._now_ms() + pause_ms >= claim.until_ms + self._config.hand_over_ms
-                if stop is None or is_over or stop.wait(pause_ms / 1000):
+                if stop is None or is_over or _is_refused(error) or stop.wait(pause_ms / 1000):
                     raise
                 _LOG.warning(
                     "relay_database_away error=%s rows=%d failures=%d", _describe(error), len(claim.rows), failures
@@ -356,13 +365,51 @@ def relay_transaction(conn: sa.Connection) -> Iterator[None]:
     """A transaction in which each statement sees what was committed before it."""
     if conn.dialect.name != "sqlite":
         conn = conn.execution_options(isolation_level="READ COMMITTED")
+    with leaving_read_only(conn), conn.begin():
+        yield
+
+
+# --- published rows are taken away; what stays would be handed over again and again ---
+
+_TakeAway: TypeAlias = Callable[[sa.Connection, Tables, Sequence[OutboxRow]], dict[str, str]]
+_REFUSED: Final = frozenset({"42501", "P0001", 1142, 1143, 1644})  # no right to, and what triggers raise
+
+
+def _is_refused(error: DBAPIError) -> bool:
+    """Whether it will be, however often it is tried."""
+    return isinstance(error, IntegrityError) or code_of(error.orig) in _REFUSED
+
+
+def _take_away(conn: sa.Connection, tables: Tables, rows: Sequence[OutboxRow]) -> dict[str, str]:
+    """Of those that stay, why."""
+    return dict.fromkeys(delete_published(conn, tables, rows), _STAYED)
+
+
+def _take_away_singly(conn: sa.Connection, tables: Tables, rows: Sequence[OutboxRow]) -> dict[str, str]:
+    """The same if some are refused: halves of them, and halves of these, until those are alone."""
+    if conn.dialect.name == "postgresql":  # else some are refused at the commit only
+        conn.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
+    begin_on_sqlite(conn)
     try:
-        with conn.begin():
-            yield
+        with conn.begin_nested():
+            return _take_away(conn, tables, rows)
     except DBAPIError as error:
-        if is_read_only(error):  # the next connection may lead to the server that has taken over
-            conn.invalidate()
-        raise
+        if not _is_refused(error):
+            raise
+        if len(rows) == 1:
+            return {rows[0].row_id: f"{_STAYED} ({_describe(error)})"}
+    half = len(rows) // 2
+    return _take_away_singly(conn, tables, rows[:half]) | _take_away_singly(conn, tables, rows[half:])
+
+
+def _refuse_without_rights(conn: sa.Connection, tables: Tables) -> None:
+    """Raises what the database says where no published row could be taken away."""
+    source = tables.source
+    if source.archive is not None:
+        nothing = sa.select(source.table).where(sa.false())
+        conn.execute(sa.insert(source.archive).from_select([column.name for column in source.table.c], nothing))
+    for table in (source.table, tables.leases):
+        conn.execute(sa.delete(table).where(sa.false()))
 
 
 def refuse_charset(conn: sa.Connection) -> None:

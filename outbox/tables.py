@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from enum import Enum
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet
@@ -10,11 +11,11 @@ from weakref import WeakKeyDictionary, WeakSet
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.dialects import mysql
-from sqlalchemy.exc import DisconnectionError
+from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePool
 from sqlalchemy.schema import conv
 
-from outbox.client.errors import Misuse, OutboxConfigError
+from outbox.client.errors import Misuse, OutboxConfigError, is_read_only
 from outbox.client.message import INBOX_ID_LENGTH
 
 RECORD_TABLE: Final = "outbox_transaction"
@@ -253,13 +254,14 @@ _BEGINS: Final = re.compile(_BEFORE + r"(?:START\s+TRANSACTION|BEGIN(?!\s+NOT\b)
 _ROLLS_BACK: Final = re.compile(_BEFORE + r"(?:ABORT|ROLLBACK)\b(?!\s+(?:(?:WORK|TRANSACTION)\s+)?TO\b)")
 _WRITES: Final = re.compile(
     _BEFORE + r"(?:(?:CALL|COPY|DELETE|INSERT|LOAD|MERGE|REPLACE|UPDATE)\b"
-    r"|WITH\b.*?\b(?:INSERT\s+INTO|DELETE\s+FROM|(?<!FOR )(?<!KEY )UPDATE)\s)"
+    r"|WITH\b.*?\b(?:(?:INSERT|REPLACE)\s+(?:OR\s+\w+\s+)?INTO|DELETE\s+FROM|(?<!FOR )(?<!KEY )UPDATE)\s)"
 )
+_DEFINES: Final = re.compile(_BEFORE + r"(?:ALTER|CREATE|DROP)\b")
 
 
 def find_effect(statement: str, dialect: str) -> StatementEffect | None:
     """By its first words: what a procedure or a function does is in none of them."""
-    if _WRITES.match(statement):
+    if _WRITES.match(statement) or (dialect == "sqlite" and _DEFINES.match(statement)):
         return StatementEffect.WRITE
     is_mariadb = dialect in {"mysql", "mariadb"}
     if is_mariadb and _BEGINS.match(statement):
@@ -268,6 +270,45 @@ def find_effect(statement: str, dialect: str) -> StatementEffect | None:
         return StatementEffect.COMMIT
     return StatementEffect.ROLL_BACK if _ROLLS_BACK.match(statement) else None
 
+
+def begin_on_sqlite(conn: sa.Connection) -> None:
+    """Python's sqlite3 begins at the first INSERT, UPDATE or DELETE by its first word: what writes after a WITH, and a
+    savepoint before that, would be a transaction of its own, which its end commits."""
+    driver: Any = conn.connection.driver_connection
+    if conn.dialect.name == "sqlite" and driver.isolation_level is not None and not driver.in_transaction:
+        with closing(conn.connection.cursor()) as cursor:
+            cursor.execute(f"BEGIN {driver.isolation_level}")
+
+
+def is_ended(conn: sa.Connection) -> bool:
+    """Whether a transaction with rows in it is over, or refuses all that comes, at its driver: cursors of the driver's
+    own, as for COPY, tell SQLAlchemy neither of their errors nor of what they end. False where drivers do not say.
+    """
+    if conn.invalidated or not conn.in_transaction():
+        return False
+    driver: Any = conn.connection.driver_connection
+    match conn.dialect.name, conn.dialect.driver:
+        case "postgresql", "psycopg" | "psycopg2":
+            return driver.info.transaction_status in _ENDED
+        case "postgresql", "asyncpg":
+            return not driver.is_in_transaction()
+        case "sqlite", _:
+            return not driver.in_transaction
+    return False
+
+
+@contextmanager
+def leaving_read_only(conn: sa.Connection) -> Iterator[None]:
+    """Gives a connection up whose server takes no writes: the next one may lead to the server that has taken over."""
+    try:
+        yield
+    except DBAPIError as error:
+        if is_read_only(error):
+            conn.invalidate()
+        raise
+
+
+_ENDED: Final = {0, 3}  # libpq's PQTRANS_IDLE and PQTRANS_INERROR
 
 # --- connections that a process was forked with: on its parent's, each may get what the other asked for ---
 

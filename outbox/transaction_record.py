@@ -32,7 +32,16 @@ from sqlalchemy.util import ScopedRegistry
 from outbox.client.checks import Check, Tell
 from outbox.client.errors import LocalTransactionBarred, Misuse, OutboxConfigError, TableMissing
 from outbox.client.listener import Answered, Remarked, Resolution
-from outbox.tables import BARRED, CLEANED, CLEANED_ID, WRITTEN, make_record_table, refuse_inherited, refuse_unkept
+from outbox.tables import (
+    BARRED,
+    CLEANED,
+    CLEANED_ID,
+    WRITTEN,
+    leaving_read_only,
+    make_record_table,
+    refuse_inherited,
+    refuse_unkept,
+)
 
 if TYPE_CHECKING:  # at run time it needs greenlet, which comes with `sqlalchemy[asyncio]` only
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
@@ -158,7 +167,7 @@ def make_insert_missing(conn: Connection, table: sa.Table) -> sa.Insert:
 @contextmanager
 def short_transaction(conn: Connection, wait_ms: int, timeout_ms: int) -> Iterator[sa.RootTransaction]:
     """A transaction that waits for each lock `wait_ms` at most; each statement lasts `timeout_ms` at most."""
-    with _session_limits(conn, wait_ms, timeout_ms), conn.begin() as transaction:
+    with leaving_read_only(conn), _session_limits(conn, wait_ms, timeout_ms), conn.begin() as transaction:
         if conn.dialect.name == "postgresql":
             conn.execute(sa.select(*_postgres_limits(wait_ms, timeout_ms)))
         yield transaction
@@ -176,14 +185,6 @@ def is_autocommitting(conn: Connection) -> bool:
         return False
     conn.exec_driver_sql("SELECT 1")  # who begins them with a listener, as SQLAlchemy advises, has done so now
     return not driver.in_transaction
-
-
-def begin_for_savepoint(conn: Connection) -> None:
-    """Python's sqlite3 begins at the first write: a savepoint before that would be a transaction of its own, which its
-    end commits."""
-    driver: Any = conn.connection.driver_connection
-    if conn.dialect.name == "sqlite" and driver.isolation_level is not None and not driver.in_transaction:
-        _run(conn, f"BEGIN {driver.isolation_level}")
 
 
 def find_connection(session: Session | Connection, table: sa.Table, other: str) -> Connection:

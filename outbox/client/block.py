@@ -117,8 +117,8 @@ class LocalWork:
 
     @property
     def is_undone(self) -> bool:
-        """Whether the database has rolled back by itself, as at a deadlock, and nobody since."""
-        return self._guard is not None and self._guard.is_undone
+        """Whether the database has rolled back by itself, as at a deadlock, and nobody since; or its driver."""
+        return self._guard is not None and self._guard.is_over
 
     @property
     def is_split(self) -> bool:
@@ -149,10 +149,15 @@ class LocalWork:
         finally:
             self.disarm()
 
-    @property
-    def may_be_kept(self) -> bool:
-        """Whether something was committed before `commit` raised, whatever it raised."""
-        return self._guard is not None and self._guard.may_be_kept
+    def is_surely_gone(self, error: Exception) -> bool:
+        """Whether nothing was committed when `commit` raised this."""
+        if self._guard is None:
+            return is_surely_not_committed(error)
+        if self._guard.may_be_kept:  # before something else raised
+            return False
+        if not self._guard.commits_begun and not self._guard.is_of_two_phases:  # of which one may stay prepared
+            return True
+        return is_surely_not_committed(error)
 
     async def rollback(self) -> None:
         """Rolls back."""
@@ -369,7 +374,10 @@ class TransactionBlock:
                 "the session, or a savepoint, was rolled back or closed in the block after messages had been sent in it"
             )
         if self._work.is_undone:
-            raise Misuse("the database rolled the session back, at an error that was caught in the block: let it pass")
+            raise Misuse(
+                "the database rolled the session back, at an error that was caught in the block: let it pass; or the"
+                " session's transaction was ended by the driver's own connection"
+            )
         if self._messages and self._work.is_split:
             raise Misuse(SPLIT)
         if self._work.is_moved:
@@ -427,7 +435,7 @@ class TransactionBlock:
             await self._work.commit()
         except Exception as error:
             is_over = await self._roll_back()
-            if is_surely_not_committed(error) and not self._work.may_be_kept:
+            if self._work.is_surely_gone(error):
                 if is_over:
                     await self._withdraw(half, error)
                 raise

@@ -269,6 +269,7 @@ def refusal_of(problem: Problem) -> Refused:
 
 _CONSTRAINT, _ROLLED_BACK, _COMPLETION_UNKNOWN = "23", "40", "40003"
 _REFUSALS = frozenset({"IntegrityError", "PendingRollbackError"})
+_DEADLOCK_ARGS = (1213,)  # MariaDB's number for 40001, which its drivers leave out; what Galera says to a commit
 _READ_ONLY, _READ_ONLY_ARGS = "25006", ((1290,), (1836,))  # PostgreSQL's SQLSTATE; numbers of MariaDB and MySQL
 _MAX_CAUSES = 10
 
@@ -283,6 +284,8 @@ def is_surely_not_committed(error: BaseException) -> bool:
     states = [state for cause in causes if (state := _sqlstate(cause)) is not None]
     if states:
         return all(_is_refusal(state) for state in states)
+    if any(cause.args[:1] == _DEADLOCK_ARGS for cause in causes):
+        return True
     return any(kind.__name__ in _REFUSALS for cause in causes for kind in type(cause).__mro__)
 
 

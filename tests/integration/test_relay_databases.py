@@ -243,3 +243,66 @@ def test_row_that_cannot_be_deleted_is_parked(user_database: UserDatabase) -> No
         conn.exec_driver_sql("DROP TRIGGER keep" + (" ON outbox_message" if user_database.name == "postgresql" else ""))
     assert (relay.discard_parked([row for row, _ in parked]), world.count()) == (2, (0, 0))
     assert len(bridge.published) == 2
+
+
+REFUSING = {
+    "sqlite": (
+        """CREATE TRIGGER keep BEFORE DELETE ON outbox_message WHEN OLD.topic = 'kept'
+        BEGIN SELECT RAISE(ABORT, 'why'); END""",
+    ),
+    "postgresql": (
+        "CREATE TABLE shipment (message BIGINT REFERENCES outbox_message DEFERRABLE INITIALLY DEFERRED)",
+        "INSERT INTO shipment SELECT id FROM outbox_message WHERE topic = 'kept'",
+    ),
+    "mariadb": (
+        """CREATE TRIGGER keep BEFORE DELETE ON outbox_message FOR EACH ROW
+        IF OLD.topic = 'kept' THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'why'; END IF""",
+    ),
+}
+
+
+def test_row_whose_deletion_is_refused_is_parked_alone(user_database: UserDatabase) -> None:
+    """Another table refers to it, or a trigger raises: all rows of its claim were handed over again and again, and
+    published once more when the bridge had forgotten their keys."""
+    world, bridge = OutboxWorld(user_database), MemoryHandOver()
+    relay = world.relay(bridge, LONG_LEASE)
+    world.enqueue(*[Sent("kept" if number == 2 else "orders", b"%d" % number) for number in range(5)])
+    with world.engine.begin() as conn:
+        for statement in REFUSING[user_database.name]:
+            conn.exec_driver_sql(statement)
+    counts = relay.run_once()
+    assert (counts.claimed, counts.published, counts.parked) == (5, 5, 1)
+    ((_, why),) = relay.read_parked()
+    assert "published, but" in why
+    assert "why" in why or "shipment" in why
+    assert world.count() == (1, 1)
+    assert (relay.run_once().claimed, len(bridge.published)) == (0, 5)
+
+
+RELAY_ROLE = (
+    "CREATE ROLE relay LOGIN",
+    "GRANT SELECT, INSERT, UPDATE ON outbox_message TO relay",
+    "GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_lease TO relay",
+)
+
+
+@pytest.mark.parametrize("user_database", ["postgresql"], indirect=True)
+def test_relay_that_may_not_delete_publishes_nothing(user_database: UserDatabase) -> None:
+    """It handed the same rows over with each lease, and they were published once more after a week."""
+    world, bridge = OutboxWorld(user_database), MemoryHandOver()
+    with world.engine.begin() as conn:
+        for statement in RELAY_ROLE:
+            conn.exec_driver_sql(statement)
+    world.enqueue(Sent("orders"))
+    engine = sa.create_engine(sa.make_url(user_database.url).set(username="relay"), poolclass=sa.NullPool)
+    relay = Relay(engine, bridge, OwnSource(world.table), world.leases)
+    for _ in range(2):
+        with pytest.raises(sa.exc.ProgrammingError, match="permission denied for table outbox_message"):
+            relay.run_once()
+    assert len(bridge.published) == 0
+    with world.engine.begin() as conn:
+        conn.exec_driver_sql("GRANT DELETE ON outbox_message TO relay")
+    assert (relay.run_once().published, world.count()) == (1, (0, 0))
+    with world.engine.begin() as conn:
+        conn.exec_driver_sql("DROP OWNED BY relay")
+        conn.exec_driver_sql("DROP ROLE relay")

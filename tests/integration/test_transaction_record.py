@@ -10,6 +10,8 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
+from outbox.check_handler import Findings
+from outbox.client.checks import CheckCall
 from outbox.client.errors import LocalTransactionBarred, OutboxConfigError
 from outbox.client.listener import Resolution
 from outbox.client.message import Message
@@ -50,6 +52,22 @@ def test_each_answer_is_what_a_committed_row_says(record: TransactionRecord, eng
         session.rollback()
     for _ in range(2):
         assert ask(record, engine, "kept", "undone", "never") == [COMMIT, ROLLBACK, ROLLBACK]
+
+
+@pytest.mark.parametrize("user_database", ["postgresql"], indirect=True)
+def test_check_leaves_a_server_that_takes_no_writes_any_more(
+    record: TransactionRecord, engine: sa.Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another has taken over, and pooled connections to this one have outlived that: no check was answered there."""
+    pooled = sa.create_engine(engine.url)
+    with pooled.begin() as conn:
+        conn.exec_driver_sql("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")  # this connection's server
+    with pytest.raises(sa.exc.InternalError) as refused:
+        ask(record, pooled, "never")
+    Findings(CheckCall("orders", (), None)).note(refused.value)
+    assert "the primary" in caplog.text
+    assert ask(record, pooled, "never") == [ROLLBACK]
+    pooled.dispose()
 
 
 def test_trial_leaves_no_bar_behind(record: TransactionRecord, engine: sa.Engine) -> None:

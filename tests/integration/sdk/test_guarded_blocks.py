@@ -6,6 +6,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext, suppress
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,29 @@ def test_message_whose_rows_were_rolled_back_on_the_connection_is_not_sent(
     with Session(engine) as session, pytest.raises(Misuse):
         place(face, session, lambda: session.connection().rollback())
     assert (orders(engine), bridge.states_of(face.producer_group)) == ([], [])
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_message_of_a_transaction_that_the_driver_ended_is_not_sent(
+    bridge: SocketBridge, engine: sa.Engine, face: Bridge, end: str
+) -> None:
+    """On the driver's own connection, as `with connection:` of some does it; SQLAlchemy hears nothing of it."""
+    act = methodcaller(end)
+    with Session(engine) as session, pytest.raises(Misuse, match="driver"):
+        place(face, session, lambda: act(session.connection().connection))
+    assert (orders(engine), bridge.states_of(face.producer_group)) == ([1] if end == "commit" else [], [])
+
+
+@pytest.mark.parametrize(
+    "statement", ["WITH one AS (SELECT 1) INSERT INTO orders SELECT * FROM one", "DROP TABLE orders"]
+)
+def test_first_write_of_a_block_waits_for_its_end(engine: sa.Engine, face: Bridge, statement: str) -> None:
+    """Python's sqlite3 begins no transaction for one of these: it was kept, though the block failed."""
+    with Session(engine) as session, suppress(ZeroDivisionError), face.transaction(session) as transaction:
+        session.execute(sa.text(statement))
+        transaction.send("orders", value="v")
+        raise ZeroDivisionError
+    assert orders(engine) == []
 
 
 def test_scoped_session_is_not_left_in_another_thread(bridge: SocketBridge, engine: sa.Engine, face: Bridge) -> None:

@@ -165,6 +165,20 @@ def test_listener_that_raises_after_the_commit_takes_no_message_back(
     assert bridge.states_of(face.producer_group) == ["PREPARED"]
 
 
+def test_listener_that_refuses_a_commit_is_heard(bridge: SocketBridge, engine: sa.Engine, face: Bridge) -> None:
+    """The database was not asked yet: the caller gets the listener's own word, and nothing waits for a back-check."""
+    with Session(engine) as session:
+        sa.event.listen(session, "before_commit", refuse_amount)
+        with pytest.raises(ValueError, match="no such amount"):
+            write(session, face, ORDERS.insert().values(id=1))
+    assert (rows(engine, ORDERS), rows(engine, RECORDS)) == ([], [])
+    assert bridge.states_of(face.producer_group) == ["ROLLED_BACK"]
+
+
+def refuse_amount(_: Session) -> None:
+    raise ValueError("no such amount")
+
+
 @pytest.fixture
 def other(tmp_path: Path) -> Iterator[sa.Engine]:
     """Another database of the shop."""

@@ -28,6 +28,7 @@ def wrapped(
         wrapped(psycopg.errors.DeadlockDetected()),
         wrapped(sqlite3.IntegrityError("FOREIGN KEY constraint failed"), sqlalchemy.exc.IntegrityError),
         psycopg.errors.ForeignKeyViolation(),
+        wrapped(pymysql.err.OperationalError(1213, "Deadlock found when trying to get lock")),
         sqlite3.IntegrityError(),
         sqlalchemy.exc.PendingRollbackError("rolled back"),
     ],
