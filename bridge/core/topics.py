@@ -185,6 +185,19 @@ class TopicDescription:
         """Whether the topic is compacted: it then refuses every record without a key."""
         return "compact" in self.config.get("cleanup.policy", "")
 
+    def find_weakness(self, own: "TopicDescription") -> str | None:
+        """Why it may lose what the op topic `own` keeps when a disk is lost; None if it keeps as much."""
+        if own.replication_factor > 1 >= self.replication_factor:
+            return "replication factor 1"
+        if _min_insync(own) > 1 >= _min_insync(self):
+            return "min.insync.replicas 1"
+        is_unclean = self.config.get("unclean.leader.election.enable") == "true" and own.replication_factor > 1
+        return "unclean.leader.election.enable true" if is_unclean else None
+
+
+def _min_insync(topic: TopicDescription) -> int:
+    return int(topic.config.get("min.insync.replicas", "1"))
+
 
 class NotTaken(StrEnum):
     """What speaks against it; the same words as for what a cluster refuses."""

@@ -222,12 +222,22 @@ class TopicCache:
         """Who may not write op records is no settler, and cannot tell what settlers may write."""
         described = await self._admin.describe_topics([*topics, self._internal.op], with_denied=True)
         own = described.get(self._internal.op)
+        if own is not None:
+            self._warn_of_weak(described, own)
         if own is None or own.is_writable:
             return described
         return {
             name: replace(topic, is_writable=True) if topic is not None and topic.queues else topic
             for name, topic in described.items()
         }
+
+    def _warn_of_weak(self, described: Mapping[str, TopicDescription | None], own: TopicDescription) -> None:
+        """Once for each topic: what is published may be lost there, whatever we do."""
+        for name, topic in described.items():
+            if topic is not None and topic.queues and name not in self._known:
+                weakness = topic.find_weakness(own)
+                if weakness is not None:
+                    _LOG.warning("topic_may_lose_messages", topic=name, reason=weakness)
 
     def _keep(self, topic: str, description: TopicDescription | None, now: int) -> None:
         known = self._known.pop(topic, None)

@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from bridge.clock import KafkaTime
 from bridge.core.errors import StoreUnavailable
@@ -28,6 +30,7 @@ class CountingAdmin(MemoryTopicAdmin):
     asked = 0
     is_down = False
     denied = "-"  # beginning of names that we may not even describe
+    own: TopicDescription | None = None  # what the op topic is, if not as it is
 
     async def describe_topics(
         self, names: Collection[str], *, with_denied: bool = False
@@ -37,6 +40,8 @@ class CountingAdmin(MemoryTopicAdmin):
             raise StoreUnavailable("down")
         described = await super().describe_topics(names)
         hidden = [name for name in names if name.startswith(self.denied)]
+        if self.own is not None:
+            described |= {name: self.own for name in names if name not in {"orders", "small"}}
         return described | {
             name: TopicDescription(name, "", 0, frozenset(), 0, 0, True, 0, 0, {}, False) for name in hidden
         }
@@ -321,3 +326,43 @@ async def test_new_topics_that_are_there_use_nothing_up() -> None:
     preflight = Preflight(max_group_asks_per_s=1)
     for topic in ("orders", "small", "stamped", "dated"):
         assert await preflight.check(Message(topic)) is None
+
+
+OWN = TopicDescription(
+    "op", "", 4, frozenset(), 3, 0, False, 0, 0,
+    {"min.insync.replicas": "2", "unclean.leader.election.enable": "false"},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("factor", "config", "weakness"),
+    [
+        (3, {"min.insync.replicas": "2"}, None),
+        (1, {"min.insync.replicas": "1"}, "replication factor 1"),
+        (3, {"min.insync.replicas": "1"}, "min.insync.replicas 1"),
+        (3, {}, "min.insync.replicas 1"),
+        (
+            3,
+            {"min.insync.replicas": "2", "unclean.leader.election.enable": "true"},
+            "unclean.leader.election.enable true",
+        ),
+    ],
+)
+def test_topic_that_keeps_less_than_ours_is_told(factor: int, config: dict[str, str], weakness: str | None) -> None:
+    """A published message is as safe as its topic; on a single broker nothing is better than anything else."""
+    topic = replace(OWN, name="orders", replication_factor=factor, config=config)
+    assert topic.find_weakness(OWN) == weakness
+    assert topic.find_weakness(replace(OWN, replication_factor=1, config={"min.insync.replicas": "1"})) is None
+
+
+async def test_weak_topic_is_logged_once() -> None:
+    """Not each time its description is refreshed."""
+    preflight = Preflight()
+    preflight.admin.own = OWN
+    with capture_logs() as logs:
+        for _ in range(2):
+            assert await preflight.check(Message("orders")) is None
+            await preflight.memory.clock.advance(30_000)
+            assert await preflight.destinations.run_once() == 1
+    weak = [log for log in logs if log["event"] == "topic_may_lose_messages"]
+    assert [(log["topic"], log["reason"]) for log in weak] == [("orders", "replication factor 1")]
