@@ -1,9 +1,8 @@
 """What the door does with each request: the bridge's rules, in RocketMQ's words."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -34,13 +33,10 @@ from api.web.limits import ByteBudget, Quotas, Usage
 from api.web.problems import PROBLEMS
 from bridge.clock import Clock
 from bridge.core.check_rules import CheckCalls, CheckMode, GroupSettings, is_group_name
-from bridge.core.errors import SqlUnavailable
 from bridge.core.grants import Rights, Verb
 from bridge.core.record import Source
 from bridge.core.transaction import TransactionView, is_transaction_id
 from bridge.service.access import Caller
-from bridge.service.admission import refuse_prepare
-from bridge.service.answers import refuse_unavailable
 from bridge.service.contract import Accepted, EndCall, Outcome, PrepareCall, Prepared, RefusalCode, Refused, Wait
 from bridge.service.transactions import TransactionService
 from bridge.sql.directory import SqlDirectory
@@ -50,6 +46,7 @@ _LOG = structlog.get_logger()
 PrepareAnswer = Prepared | TransactionView | Refused
 EndAnswer = TransactionView | Accepted | Refused
 A = TypeVar("A")
+S = TypeVar("S", "_Send", "_End")
 _SEND_MS = 2_500  # less than the 3 s that clients wait
 _END_MS = 5_000
 # Of first tries: a check may have ended what was first sent long ago, and only a look-up says so.
@@ -57,7 +54,7 @@ _ANSWER_MS, _LEAST_WAIT_MS = 5_000, 6_000
 _INSIST_MS, _PAUSE_MS = 60_000, 500  # of an end whose put failed: later, a check finds out
 _MOST_ENDS = 100_000
 _MOST_GROUPS = 100  # of one connection
-_PULLING = GroupSettings(calls=CheckCalls(mode=CheckMode.PULL))
+_PULLING = GroupSettings(calls=CheckCalls(mode=CheckMode.PULL))  # of groups made here, else nobody would be asked
 _GO_AWAY_SINCE = 441  # ordinal of V5_1_4 in MQVersion: clients of before may not know GO_AWAY
 _BUSY = {RefusalCode.UNAVAILABLE, RefusalCode.PROJECTION_BEHIND, RefusalCode.RATE_LIMITED}
 _TO_REPEAT = {*_BUSY, RefusalCode.OUTCOME_UNKNOWN}  # ends that may be lost
@@ -72,6 +69,8 @@ _UNPROVEN = (
     "AclClientRPCHook with the key_id and signing_secret that `outbox-bridge key create` shows"
 )
 _FOR_ANYBODY = frozenset({RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.CHECK_CLIENT_CONFIG})
+_SENDS = frozenset({RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_MESSAGE, RequestCode.SEND_BATCH_MESSAGE})
+_ENDING = RequestCode.END_TRANSACTION  # Python finds the members of an enum only slowly
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,6 @@ class DoorConfig:
     max_message_bytes: int
     rule: KeyRule = field(default_factory=KeyRule)
     max_sends: int = 2_000
-    auto_create_groups: bool = False
     budget: ByteBudget = field(default_factory=ByteBudget)
 
 
@@ -107,13 +105,12 @@ class Requester(Member, Protocol):
     tries: FirstTries
 
 
-class _RightfulCall(NamedTuple):
+class _Send(NamedTuple):
+    """One that waits for its answer."""
+
     call: PrepareCall
     rights: Rights
     first_try_ms: int | None
-
-
-class _AskedSend(NamedTuple):
     peer: Requester
     request: RemotingCommand
     send: SendRequest
@@ -121,12 +118,13 @@ class _AskedSend(NamedTuple):
     held_bytes: int
 
 
-class _RightfulEnd(NamedTuple):
-    """`answer`: to a client that waits; the first one is told."""
+class _End(NamedTuple):
+    """`asked`: by a client that waits; the first answer is told. `until_ms`: when it is given up."""
 
     call: EndCall
     rights: Rights
-    answer: Callable[[EndAnswer], None] | None
+    until_ms: int
+    asked: tuple[Requester, RemotingCommand] | None
 
 
 @dataclass(slots=True)
@@ -152,10 +150,10 @@ class Door:
         host, _, port = config.advertised.rpartition(":")
         self._place = host, int(port)
         self._route = make_route(config.advertised)
-        self._prepares: Gatherer[_RightfulCall, PrepareAnswer] = Gatherer(self._ask_prepares, _fail)
+        self._prepares: Gatherer[_Send, PrepareAnswer] = Gatherer(self._ask_prepares, self._give_sent, _fail)
         # apart, since what is said of a list holds for each of its calls
-        self._firsts: Gatherer[_RightfulCall, PrepareAnswer] = Gatherer(self._ask_prepares, _fail)
-        self._ends: Gatherer[_RightfulEnd, EndAnswer] = Gatherer(self._ask_ends, _fail)
+        self._firsts: Gatherer[_Send, PrepareAnswer] = Gatherer(self._ask_prepares, self._give_first, _fail)
+        self._ends: Gatherer[_End, EndAnswer] = Gatherer(self._ask_ends, self._give_ended, _fail)
         self._keys = RecentUniqueKeys()
         self._sends = 0
         self._insisting = 0
@@ -173,9 +171,9 @@ class Door:
         code = request.code
         if request.is_response or (code not in _FOR_ANYBODY and not self._identify(peer, request)):
             return
-        if code in {RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_MESSAGE, RequestCode.SEND_BATCH_MESSAGE}:
+        if code in _SENDS:
             self._send(peer, request)
-        elif code == RequestCode.END_TRANSACTION:
+        elif code == _ENDING:
             self._end(peer, request)
         elif not request.is_one_way:
             peer.send(self._answer_now(peer, request))
@@ -269,13 +267,13 @@ class Door:
         self._sends += 1
         self._config.budget.used += held
         self.totals.sends += 1
-        rightful = _RightfulCall(call, peer.caller.rights, self._find_first_try(peer, send, call))
-        give = partial(self._give_sent, _AskedSend(peer, request, send, usage, held))
-        if rightful.first_try_ms is None:
-            self._prepares.add(rightful, give)
+        first_ms = self._find_first_try(peer, send, call)
+        asked = _Send(call, peer.caller.rights, first_ms, peer, request, send, usage, held)
+        if first_ms is None:
+            self._prepares.add(asked)
         else:
             self.totals.first_tries += 1
-            self._firsts.add(rightful, partial(self._give_first, rightful, give))
+            self._firsts.add(asked)
 
     def _find_busy(self, usage: Usage | None, held: int) -> str | None:
         if self._config.budget.is_over(held, held):
@@ -285,13 +283,13 @@ class Door:
             return None
         return f"rate-limited: {problem.detail}; nothing was applied; again in {problem.retry_after_s} s"
 
-    def _give_first(self, asked: _RightfulCall, give: Callable[[PrepareAnswer], None], answer: PrepareAnswer) -> None:
+    def _give_first(self, asked: _Send, answer: PrepareAnswer) -> None:
         """That it is stored is an answer as long as no check can have ended it; later, a look-up answers."""
         age_ms = self._parts.transactions.kafka_time_ms() - (asked.first_try_ms or 0)
         if isinstance(answer, Prepared) and age_ms > _ANSWER_MS:
-            self._prepares.add(asked._replace(first_try_ms=None), give)
+            self._prepares.add(asked._replace(first_try_ms=None))
         else:
-            give(answer)
+            self._give_sent(asked, answer)
 
     def _find_first_try(self, peer: Requester, send: SendRequest, call: PrepareCall) -> int | None:
         key = call.idempotency_key
@@ -311,8 +309,8 @@ class Door:
             return request.answer(ResponseCode.SYSTEM_BUSY, detail)
         return None
 
-    def _give_sent(self, asked: _AskedSend, answer: PrepareAnswer) -> None:
-        peer, request, send, usage, held = asked
+    def _give_sent(self, asked: _Send, answer: PrepareAnswer) -> None:
+        _, _, _, peer, request, send, usage, held = asked
         self._sends -= 1
         self._config.budget.used -= held
         if usage is not None:
@@ -365,37 +363,13 @@ class Door:
         code = ResponseCode.SYSTEM_BUSY if refused.code in _BUSY else ResponseCode.MESSAGE_ILLEGAL
         return request.answer(code, remark)
 
-    async def _ask_prepares(self, asked: Sequence[_RightfulCall]) -> Sequence[PrepareAnswer]:
-        refused = await self._make_groups(asked)
+    async def _ask_prepares(self, asked: Sequence[_Send]) -> Sequence[PrepareAnswer]:
+        async def ask(sends: Sequence[_Send]) -> Sequence[PrepareAnswer]:
+            times = [one.first_try_ms for one in sends if one.first_try_ms is not None]
+            calls, first_ms = [one.call for one in sends], min(times, default=None)
+            return await self._parts.transactions.prepare(calls, _SEND_MS, first_ms, sends[0].rights, _PULLING)
 
-        async def ask(places: Sequence[int]) -> Sequence[PrepareAnswer]:
-            calls = [asked[place].call for place in places]
-            times = [time for place in places if (time := asked[place].first_try_ms) is not None]
-            return await self._parts.transactions.prepare(
-                calls, _SEND_MS, min(times, default=None), asked[places[0]].rights
-            )
-
-        possible = [place for place, one in enumerate(asked) if one.call.group not in refused]
-        answers = await _ask_together(asked, possible, ask)
-        return [answers[place] if place in answers else refused[one.call.group] for place, one in enumerate(asked)]
-
-    async def _make_groups(self, asked: Sequence[_RightfulCall]) -> Mapping[str, Refused]:
-        """Groups that nobody has made are made with checks that are fetched, else they would be sent to nobody."""
-        refused, directory = dict[str, Refused](), self._parts.directory
-        if not self._config.auto_create_groups:
-            return refused
-        for call, rights, _ in asked:
-            group = call.group
-            if directory.get(group) is not None or not is_group_name(group) or refuse_prepare(rights, call) is not None:
-                continue
-            try:
-                if not refused:  # else the database is away, and each look takes its time
-                    await directory.ensure_group(group, _PULLING)
-                    continue
-            except SqlUnavailable as error:
-                _LOG.warning("group_not_looked_up", reason=str(error))
-            refused[group] = refuse_unavailable("the producer group could not be looked up")
-        return refused
+        return await _ask_together(asked, ask)
 
     def _end(self, peer: Requester, request: RemotingCommand) -> None:
         end = parse_end(request)
@@ -411,9 +385,8 @@ class Door:
             refused = ResponseCode.SYSTEM_BUSY, f"unavailable: {_MOST_ENDS} ends wait already; nothing was applied"
         else:
             self.totals.ends += 1
-            answer = None if request.is_one_way else partial(self._answer_end, peer, request)
             until_ms = self._parts.clock.monotonic_ms() + _INSIST_MS
-            self._put_end(_RightfulEnd(call, peer.caller.rights, answer), until_ms)
+            self._ends.add(_End(call, peer.caller.rights, until_ms, None if request.is_one_way else (peer, request)))
         if refused is not None:
             reply(peer, request, request.answer(*refused))
 
@@ -438,60 +411,55 @@ class Door:
             return None
         return EndCall(end.transaction_id, end.resolution, end.group, Source.CHECK, number, remark=end.remark)
 
-    def _put_end(self, end: _RightfulEnd, until_ms: int) -> None:
-        self._ends.add(end, partial(self._give_ended, end, until_ms))
-
-    def _give_ended(self, end: _RightfulEnd, until_ms: int, answer: EndAnswer) -> None:
+    def _give_ended(self, end: _End, answer: EndAnswer) -> None:
         """Nobody hears the answer: an end that may be lost is put again, which changes nothing if it is not."""
-        if end.answer is not None:
-            end.answer(answer)
-            end = end._replace(answer=None)
+        if end.asked is not None:
+            self._answer_end(*end.asked, answer)
+            end = end._replace(asked=None)
         if not isinstance(answer, Refused) or answer.code not in _TO_REPEAT:
             if isinstance(answer, Refused):
                 _LOG.info("remoting_end_refused", transaction=end.call.transaction_id, code=answer.code.value)
             return
-        if self._parts.clock.monotonic_ms() >= until_ms:
+        if self._parts.clock.monotonic_ms() >= end.until_ms:
             self.totals.given_up += 1
             _LOG.warning("remoting_end_given_up", transaction=end.call.transaction_id, reason=answer.detail)
             return
         self._insisting += 1
         self.totals.insisted += 1
-        asyncio.get_running_loop().call_later(_PAUSE_MS / 1000, self._insist, end, until_ms)
+        asyncio.get_running_loop().call_later(_PAUSE_MS / 1000, self._insist, end)
 
-    def _insist(self, end: _RightfulEnd, until_ms: int) -> None:
+    def _insist(self, end: _End) -> None:
         self._insisting -= 1
-        self._put_end(end, until_ms)
+        self._ends.add(end)
 
-    async def _ask_ends(self, asked: Sequence[_RightfulEnd]) -> Sequence[EndAnswer]:
-        async def ask(places: Sequence[int]) -> Sequence[EndAnswer]:
-            calls = [asked[place].call for place in places]
-            return await self._parts.transactions.end(calls, Wait.DURABLE, _END_MS, asked[places[0]].rights)
+    async def _ask_ends(self, asked: Sequence[_End]) -> Sequence[EndAnswer]:
+        async def ask(ends: Sequence[_End]) -> Sequence[EndAnswer]:
+            calls = [one.call for one in ends]
+            return await self._parts.transactions.end(calls, Wait.DURABLE, _END_MS, ends[0].rights)
 
-        answers = await _ask_together(asked, range(len(asked)), ask)
-        return [answers[place] for place in range(len(asked))]
+        return await _ask_together(asked, ask)
 
 
-async def _ask_together(
-    asked: Sequence[_RightfulCall | _RightfulEnd],
-    places: Iterable[int],
-    ask: Callable[[Sequence[int]], Awaitable[Sequence[A]]],
-) -> Mapping[int, A]:
-    """Answers by place. Those of one caller are one list; nobody's list waits for another's."""
-    by_rights: dict[int, list[int]] = {}
-    for place in places:
-        by_rights.setdefault(id(asked[place].rights), []).append(place)
+async def _ask_together(asked: Sequence[S], ask: Callable[[Sequence[S]], Awaitable[Sequence[A]]]) -> Sequence[A]:
+    """Answers in the same order. Calls of one caller are one list; nobody's list waits for another's."""
+    by_rights: dict[int, list[S]] = {}
+    for one in asked:
+        by_rights.setdefault(id(one.rights), []).append(one)
+    if len(by_rights) == 1:
+        return await ask(asked)
     made = await asyncio.gather(*map(ask, by_rights.values()))
-    return {
-        place: one
-        for places, answers in zip(by_rights.values(), made, strict=True)
-        for place, one in zip(places, answers, strict=True)
-    }
+    answers = dict(zip(by_rights, map(iter, made), strict=True))
+    return [next(answers[id(one.rights)]) for one in asked]
 
 
 def show_refusal(refused: Refused) -> str:
     """What reaches the exception of a Java client: what is wrong, whether anything was applied, and what to do."""
-    kind = PROBLEMS[refused.code.value]
-    return f"{kind.slug}: {refused.detail}. {kind.remedy}"
+    kind, where = PROBLEMS[refused.code.value], ""
+    if (
+        refused.code is RefusalCode.INVALID_REQUEST
+    ):  # its detail is said of a member, which is named nowhere else
+        where = "".join([f" ({pointer})" for pointer, _ in refused.errors[:1]])
+    return f"{kind.slug}: {refused.detail}{where}. {kind.remedy}"
 
 
 def _fail(error: Exception) -> Refused:

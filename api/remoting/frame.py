@@ -7,10 +7,10 @@ A frame: int32 length of the rest, int32 (encoding << 24 | length of the header)
 import struct
 from collections.abc import Generator, Mapping
 from enum import IntEnum
-from typing import Any
+from typing import Annotated, cast
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 MAX_HEADER_BYTES = 256 * 1024  # properties have at most 32,767 characters, each of which JSON may write as \uXXXX
@@ -48,6 +48,9 @@ class HeaderType(IntEnum):
     ROCKETMQ = 1
 
 
+_JSON, _ROCKETMQ = HeaderType.JSON, HeaderType.ROCKETMQ  # Python finds the members of an enum only slowly
+
+
 class RemotingCommand(Struct, gc=False):
     """A request, or the answer to one, which has its `opaque` and its kind of header."""
 
@@ -74,10 +77,9 @@ class RemotingCommand(Struct, gc=False):
         self, code: int, remark: str | None = None, fields: Mapping[str, str] | None = None, body: bytes = b""
     ) -> bytes:
         """The frame that answers this request. Clients read fields of it without looking whether there are any."""
-        answer = RemotingCommand(
-            code, self.opaque, _RESPONSE, self.version, remark, fields or {}, body, self.header_type
+        return encode_frame(
+            RemotingCommand(code, self.opaque, _RESPONSE, self.version, remark, fields or {}, body, self.header_type)
         )
-        return encode_frame(answer)
 
 
 def make_one_way(
@@ -87,21 +89,36 @@ def make_one_way(
     return RemotingCommand(code, opaque, _ONE_WAY, 0, None, fields, body, header_type)
 
 
-class _JsonHeader(Struct):
-    """Written as Java's own; what it says besides is not read."""
+_Int32 = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
+_Fields = dict[str, str] | None
 
-    code: int
-    opaque: int = 0
-    flag: int = 0
-    version: int = 0
+
+class _JsonHeader(Struct, gc=False):
+    """What is read of one."""
+
+    code: _Int32
+    opaque: _Int32 = 0
+    flag: _Int32 = 0
+    version: _Int32 = 0
     remark: str | None = None
-    ext_fields: dict[str, str | int | bool | None] | None = field(default=None, name="extFields")
-    language: Any = "OTHER"
-    serialize_type: Any = field(default="JSON", name="serializeTypeCurrentRPC")
+    ext_fields: _Fields = field(default=None, name="extFields")
 
 
-_read_json, _write_json = msgspec.json.Decoder(_JsonHeader).decode, msgspec.json.Encoder().encode
-_INT32 = range(-(1 << 31), 1 << 31)
+class _LooseHeader(_JsonHeader, gc=False):
+    """Clients in C++ write numbers, which RocketMQ reads as their text."""
+
+    ext_fields: dict[str, str | int | bool | None] | None = field(default=None, name="extFields")  # type: ignore[assignment]
+
+
+class _WrittenHeader(_JsonHeader, gc=False):
+    """Written as Java's own."""
+
+    language: str = "OTHER"
+    serialize_type: str = field(default="JSON", name="serializeTypeCurrentRPC")
+
+
+_read_json, _read_loosely = msgspec.json.Decoder(_JsonHeader).decode, msgspec.json.Decoder(_LooseHeader).decode
+_write_json = msgspec.json.Encoder().encode
 
 
 class FrameBuffer:
@@ -146,51 +163,46 @@ def decode_frame(frame: bytes) -> RemotingCommand:
         raise BadFrame("a frame without a header")
     size, marked = _BEGINNING.unpack_from(frame)
     kind, length = marked >> 24 & 0xFF, marked & 0xFFFFFF
-    if size != len(frame) - 4 or length > len(frame) - 8 or length > MAX_HEADER_BYTES:
+    if size != len(frame) - 4 or length > size - 4 or length > MAX_HEADER_BYTES:
         raise BadFrame("lengths that do not fit together")
-    header, body = frame[8 : 8 + length], frame[8 + length :]
-    if kind == HeaderType.JSON:
-        return _decode_json(header, body)
-    if kind == HeaderType.ROCKETMQ:
-        return _decode_binary(header, body)
-    raise BadFrame(f"no header is written in the way {kind}")
+    if kind > 1:
+        raise BadFrame(f"no header is written in the way {kind}")
+    decode = _decode_binary if kind else _decode_json
+    return decode(frame[8 : 8 + length], frame[8 + length :])
 
 
 def encode_frame(command: RemotingCommand) -> bytes:
     """The frame of a command."""
-    header = _encode_json(command) if command.header_type is HeaderType.JSON else _encode_binary(command)
-    size = 4 + len(header) + len(command.body)
-    return b"".join((_BEGINNING.pack(size, command.header_type << 24 | len(header)), header, command.body))
+    is_json, body = command.header_type is _JSON, command.body
+    header = _encode_json(command) if is_json else _encode_binary(command)
+    kind = 0 if is_json else 1 << 24
+    return b"".join((_BEGINNING.pack(4 + len(header) + len(body), kind | len(header)), header, body))
 
 
 def _decode_json(raw: bytes, body: bytes) -> RemotingCommand:
     try:
-        header = _read_json(raw)
+        try:
+            header = _read_json(raw)
+            fields = header.ext_fields or {}
+        except msgspec.ValidationError:
+            header = _read_loosely(raw)
+            loose: Mapping[str, object] = header.ext_fields or {}
+            fields = {
+                name: value if type(value) is str else str(value).lower()  # of True, too
+                for name, value in loose.items()
+                if value is not None
+            }
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadFrame("the header is not the JSON it should be") from error
-    fields = {
-        name: value if type(value) is str else _show_field(value)
-        for name, value in (header.ext_fields or {}).items()
-        if value is not None
-    }
-    for number in (header.code, header.opaque, header.flag, header.version):
-        if number not in _INT32:
-            raise BadFrame("a number in the header has more than 32 bits")
     if len(fields) > _MAX_FIELDS:
         raise BadFrame(f"more than {_MAX_FIELDS} fields")
-    return RemotingCommand(
-        header.code, header.opaque, header.flag, header.version, header.remark, fields, body, HeaderType.JSON
-    )
-
-
-def _show_field(value: object) -> str:
-    """Clients in C++ write numbers, which RocketMQ reads as their text."""
-    return str(value).lower()  # of True, too
+    return RemotingCommand(header.code, header.opaque, header.flag, header.version, header.remark, fields, body, _JSON)
 
 
 def _encode_json(command: RemotingCommand) -> bytes:
+    fields = cast("_Fields", command.fields)
     return _write_json(
-        _JsonHeader(command.code, command.opaque, command.flag, command.version, command.remark, dict(command.fields))
+        _WrittenHeader(command.code, command.opaque, command.flag, command.version, command.remark, fields)
     )
 
 
@@ -204,22 +216,23 @@ def _decode_binary(raw: bytes, body: bytes) -> RemotingCommand:
         fields = _read_fields(raw, at + 4, length) if length > 0 else {}
     except (struct.error, UnicodeDecodeError) as error:
         raise BadFrame("the header ends early, or is not text") from error
-    return RemotingCommand(code, opaque, flag, version, remark, fields, body, HeaderType.ROCKETMQ)
+    return RemotingCommand(code, opaque, flag, version, remark, fields, body, _ROCKETMQ)
 
 
 def _read_fields(raw: bytes, at: int, length: int) -> Mapping[str, str]:
     end, fields = at + length, dict[str, str]()
     if end > len(raw):
         raise BadFrame("fields that end after their header")
+    short, long = _SHORT.unpack_from, _INT.unpack_from
     while at < end:
-        (size,) = _SHORT.unpack_from(raw, at)
-        name = _text(raw, at + 2, size)
-        at += 2 + size
-        (size,) = _INT.unpack_from(raw, at)
-        fields[name] = _text(raw, at + 4, size)
-        at += 4 + size
-        if len(fields) > _MAX_FIELDS:
-            raise BadFrame(f"more than {_MAX_FIELDS} fields")
+        value = at + 6 + short(raw, at)[0]  # where it begins
+        after = value + long(raw, value - 4)[0]
+        if not at + 6 <= value <= after <= len(raw):
+            raise BadFrame("a text that ends after its header")
+        fields[raw[at + 2 : value - 4].decode()] = raw[value:after].decode()
+        at = after
+    if len(fields) > _MAX_FIELDS:
+        raise BadFrame(f"more than {_MAX_FIELDS} fields")
     return fields
 
 

@@ -16,10 +16,16 @@ _MOST_BATCHES = 2
 class Gatherer(Generic[C, A]):
     """A batch goes out as soon as fewer than two are on their way, with whatever has come by then."""
 
-    def __init__(self, ask: Callable[[Sequence[C]], Awaitable[Sequence[A]]], failed: Callable[[Exception], A]) -> None:
+    def __init__(
+        self,
+        ask: Callable[[Sequence[C]], Awaitable[Sequence[A]]],
+        give: Callable[[C, A], None],
+        failed: Callable[[Exception], A],
+    ) -> None:
         self._ask = ask
+        self._give = give
         self._failed = failed
-        self._waiting: deque[tuple[C, Callable[[A], None]]] = deque()
+        self._waiting: deque[C] = deque()
         self._batches: set[asyncio.Task[None]] = set()
         self._is_scheduled = False
 
@@ -32,9 +38,9 @@ class Gatherer(Generic[C, A]):
         """Whether everything has its answer."""
         return not self._waiting and not self._batches
 
-    def add(self, call: C, give: Callable[[A], None]) -> None:
-        """The answer is given later, once."""
-        self._waiting.append((call, give))
+    def add(self, call: C) -> None:
+        """Its answer is given later, once."""
+        self._waiting.append(call)
         if not self._is_scheduled and len(self._batches) < _MOST_BATCHES:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._begin)
@@ -47,13 +53,13 @@ class Gatherer(Generic[C, A]):
             self._batches.add(task)
             task.add_done_callback(self._end)
 
-    async def _run(self, batch: Sequence[tuple[C, Callable[[A], None]]]) -> None:
+    async def _run(self, batch: Sequence[C]) -> None:
         try:
-            answers = await self._ask([call for call, _ in batch])
+            answers = await self._ask(batch)
         except Exception as error:  # noqa: BLE001 - nobody waits for the task; whoever waits for the calls is told
             answers = [self._failed(error)] * len(batch)
-        for (_, give), answer in zip(batch, answers, strict=True):
-            give(answer)
+        for call, answer in zip(batch, answers, strict=True):
+            self._give(call, answer)
 
     def _end(self, task: "asyncio.Task[None]") -> None:
         self._batches.discard(task)

@@ -18,7 +18,7 @@ from msgspec import Struct, field
 from api.remoting.frame import RemotingCommand
 from api.web.bodies import MAX_MESSAGES
 from bridge.core.message import Header, Message
-from bridge.core.properties import NAME_END, PROPERTY_END, is_property_text
+from bridge.core.properties import is_property_text
 from bridge.core.record import MAX_REMARK_CHARS, Resolution
 from bridge.service.contract import PrepareCall
 
@@ -28,7 +28,6 @@ MAX_PROPERTY_CHARS = 32_767
 _MAGIC = -626843481  # 0xDAA320A7
 _INT, _SHORT = struct.Struct(">i"), struct.Struct(">h")
 _HEAD = struct.Struct(">iiiiiqqiq")  # size, magic, crc, queue, flag, two offsets, system flag, born
-_ID = struct.Struct(">4siq")
 _NOWHERE = bytes(4)
 
 
@@ -38,6 +37,9 @@ class SystemFlag(IntFlag):
     COMPRESSED = 0x1
     PREPARED = 0x4
     KIND = 0x700  # of the compression; 0 is what old clients write for zlib
+
+
+_COMPRESSED, _PREPARED = int(SystemFlag.COMPRESSED), int(SystemFlag.PREPARED)  # enums count slowly
 
 
 class UnreadableMessage(Exception):
@@ -70,32 +72,31 @@ class InnerMessage(NamedTuple):
     properties: str
 
 
+_PAIRS = re.compile("(?:\\A|\x02)([^\x01\x02]+)\x01([^\x02]*)").findall
+
+
 def parse_properties(text: str) -> dict[str, str]:
     """Lenient, as RocketMQ's own: the last pair may lack its end, what is no pair is passed over, the last one wins."""
-    found = dict[str, str]()
-    for pair in text.split(PROPERTY_END):
-        name, mark, value = pair.partition(NAME_END)
-        if mark and name:
-            found[name] = value
-    return found
+    return dict(_PAIRS(text))
 
 
 def make_message_id(place: OffsetMessageId) -> str:
     """32 hexadecimal digits; an address that is none counts as 0.0.0.0."""
-    return _ID.pack(_pack_host(place.host), place.port, place.offset).hex().upper()
+    host, port, offset = place
+    return f"{_write_place(host, port)}{offset:016X}"
 
 
 @lru_cache(maxsize=16)
-def _pack_host(host: str) -> bytes:
+def _write_place(host: str, port: int) -> str:
     try:
-        return IPv4Address(host).packed
+        return f"{int(IPv4Address(host)):08X}{port:08X}"
     except ValueError:
-        return _NOWHERE
+        return f"{0:08X}{port:08X}"
 
 
 def read_body(body: bytes, system_flag: int, max_bytes: int) -> bytes:
     """What was sent, inflated if need be, never beyond the limit. Raises UnreadableMessage."""
-    if not system_flag & SystemFlag.COMPRESSED:
+    if not system_flag & _COMPRESSED:
         return body
     inflate = {1: _inflate_lz4, 2: _inflate_zstd}.get((system_flag & SystemFlag.KIND) >> 8, _inflate_zlib)
     try:
@@ -231,7 +232,7 @@ TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 INNER_GROUP = "CLIENT_INNER_PRODUCER"
 TRANSACTIONAL, GROUP, UNIQUE_KEY, KEYS = "TRAN_MSG", "PGROUP", "UNIQ_KEY", "KEYS"
 _IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
-_DELAYS = ("DELAY", "TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS")
+_DELAYS = frozenset({"DELAY", "TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"})
 _OWN = frozenset({TRANSACTIONAL, GROUP, _IMMUNITY, "WAIT", "INSTANCE_ID", "CLUSTER", "MSG_REGION", "TRACE_ON"})
 _SHORT_NAMES = {
     "producerGroup": "a",
@@ -242,8 +243,10 @@ _SHORT_NAMES = {
     "properties": "i",
     "batch": "m",
 }
+_LONG_SEND, _BATCH_SEND = RequestCode.SEND_MESSAGE, RequestCode.SEND_BATCH_MESSAGE  # enums find members slowly
 _MOST_IMMUNITY_S = 604_800
-_NUMBER = re.compile(r"-?[0-9]{1,18}")
+_USUAL_DIGITS = 18
+_NUMBER = re.compile(rf"-?[0-9]{{1,{_USUAL_DIGITS}}}")
 
 
 class KeyRule(NamedTuple):
@@ -270,7 +273,7 @@ class SendRequest(NamedTuple):
     @property
     def is_transactional(self) -> bool:
         """Whether it is a half message: for RocketMQ whatever says so is none that anybody may see yet."""
-        return bool(self.system_flag & SystemFlag.PREPARED) or _says_half(self.properties)
+        return bool(self.system_flag & _PREPARED) or _says_half(self.properties)
 
 
 class EndRequest(NamedTuple):
@@ -305,24 +308,20 @@ read_heartbeat = msgspec.json.Decoder(Heartbeat).decode
 def parse_send(command: RemotingCommand, max_bytes: int) -> SendRequest:
     """Raises UnreadableMessage."""
     fields = command.fields
-    is_short = command.code != RequestCode.SEND_MESSAGE
-
-    def get(name: str) -> str:
-        return fields.get(_SHORT_NAMES[name] if is_short else name) or ""
-
-    text = get("properties")
+    if command.code == _LONG_SEND:
+        fields = {short: fields[name] for name, short in _SHORT_NAMES.items() if name in fields}
+    get = fields.get
+    text, topic, body = get("i", ""), get("b"), command.body
     _check_properties(text)
-    properties, topic = parse_properties(text), get("topic")
     if not topic:
         raise UnreadableMessage("the request names no topic")
-    is_batch = command.code == RequestCode.SEND_BATCH_MESSAGE or get("batch") == "true"
-    flag = _number(get("sysFlag"))
-    body = read_body(command.body, flag, max_bytes)
-    messages = split_batch(body) if is_batch else [InnerMessage(0, body, text)]
-    group = properties.get(GROUP) or get("producerGroup")
-    return SendRequest(
-        group, topic, _number(get("queueId")), properties, messages, is_batch, _number(get("bornTimestamp")), flag
-    )
+    properties, flag = parse_properties(text), _number(get("f", ""))
+    is_batch = get("m") == "true" or command.code == _BATCH_SEND
+    if flag & _COMPRESSED:
+        body = read_body(body, flag, max_bytes)
+    messages = split_batch(body) if is_batch else (InnerMessage(0, body, text),)
+    group = properties.get(GROUP) or get("a", "")
+    return SendRequest(group, topic, _number(get("e", "")), properties, messages, is_batch, _number(get("g", "")), flag)
 
 
 def _says_half(properties: Mapping[str, str]) -> bool:
@@ -332,28 +331,24 @@ def _says_half(properties: Mapping[str, str]) -> bool:
 
 def count_held_bytes(request: RemotingCommand, send: SendRequest) -> int:
     """What is held of a send: the frame, and its messages where they are not the frame's own bytes."""
-    body = request.body
-    made = sum([len(message.body) for message in send.messages if message.body is not body])
-    return len(body) + made + sum(map(len, request.fields.values()))
+    held = len(request.body) + sum(map(len, request.fields.values()))
+    if send.is_batch or send.messages[0].body is not request.body:
+        held += sum([len(message.body) for message in send.messages])
+    return held
+
+
+_RESOLUTIONS = {str(int(resolution)): resolution for resolution in Resolution}
 
 
 def parse_end(command: RemotingCommand) -> EndRequest | None:
     """None for one that names no transaction of ours, or no resolution."""
     fields = command.fields
     transaction_id, dot, nonce = fields.get("transactionId", "").partition(".")
-    try:
-        resolution = Resolution(int(fields.get("commitOrRollback", "")))
-    except ValueError:
+    resolution = _RESOLUTIONS.get(fields.get("commitOrRollback", ""))
+    if resolution is None or not transaction_id:
         return None
-    if not transaction_id:
-        return None
-    return EndRequest(
-        transaction_id,
-        resolution,
-        fields.get("producerGroup") or None,
-        nonce if dot else None,
-        _trim_remark(command.remark or ""),
-    )
+    remark = _trim_remark(command.remark) if command.remark else None
+    return EndRequest(transaction_id, resolution, fields.get("producerGroup") or None, nonce if dot else None, remark)
 
 
 def _trim_remark(text: str) -> str | None:
@@ -369,19 +364,22 @@ def make_prepare(send: SendRequest, rule: KeyRule) -> PrepareCall:
             f"illegal-topic: {send.topic} has a %, as topics in a namespace do, which Kafka does not allow: set no "
             "namespace at the client"
         )
-    messages = []
+    messages, is_half = [], send.is_transactional
     for inner in send.messages:
-        properties = parse_properties(inner.properties) if send.is_batch else send.properties
-        _refuse_delays(properties)
-        if send.is_batch and (send.is_transactional or _says_half(properties)):
-            raise UnreadableMessage("a batch is published at once, and has half messages: send them one by one")
+        properties = send.properties
+        if send.is_batch:
+            properties = parse_properties(inner.properties)
+            if is_half or _says_half(properties):
+                raise UnreadableMessage("a batch is published at once, and has half messages: send them one by one")
+        if not _DELAYS.isdisjoint(properties):
+            _refuse_delays(properties)
         messages.append(_make_message(send.topic, inner.body, properties, rule))
     return PrepareCall(
         send.group,
         messages,
         idempotency_key=send.properties.get(UNIQUE_KEY) or None,
         immunity_s=_find_immunity(send.properties),
-        is_published=not send.is_transactional,
+        is_published=not is_half,
     )
 
 
@@ -401,22 +399,23 @@ def make_route(address: str) -> bytes:
 def _make_message(topic: str, body: bytes, properties: Mapping[str, str], rule: KeyRule) -> Message:
     key = None
     for name in rule.key_from:
-        text = properties.get(name, "")
-        words = text.split() if name == KEYS else [text]
-        if words and words[0]:
+        text = properties.get(name)
+        if text and (words := text.split() if name == KEYS else [text]):
             key = words[0].encode()
             break
-    names = [name for name in properties if name not in _OWN and name not in rule.dropped]
-    if len(names) > rule.most_headers:
-        detail = f"{len(names)} properties, of which {rule.most_headers} may become headers"
+    dropped = rule.dropped
+    headers: list[Header] = [
+        (name, text.encode()) for name, text in properties.items() if name not in _OWN and name not in dropped
+    ]
+    if len(headers) > rule.most_headers:
+        detail = f"{len(headers)} properties, of which {rule.most_headers} may become headers"
         raise UnreadableMessage(f"invalid-request: {detail}")
-    headers: list[Header] = [(name, properties[name].encode()) for name in names]
     return Message(topic, key, body, headers)
 
 
 def _check_properties(text: str) -> None:
     try:
-        size = len(text.encode())
+        size = len(text) if text.isascii() else len(text.encode())
     except UnicodeEncodeError as error:
         raise UnreadableMessage("the properties are not text") from error
     if size > MAX_PROPERTY_CHARS:
@@ -424,7 +423,7 @@ def _check_properties(text: str) -> None:
 
 
 def _refuse_delays(properties: Mapping[str, str]) -> None:
-    for name in _DELAYS:
+    for name in sorted(_DELAYS):
         if properties.get(name, "0") != "0":
             raise UnreadableMessage(
                 f"delivery at a later time ({name}) is not served: send the message when it is due, without a delay"
@@ -442,4 +441,5 @@ def _find_immunity(properties: Mapping[str, str]) -> int | None:
 
 
 def _number(text: str, otherwise: int = 0) -> int:
-    return int(text) if _NUMBER.fullmatch(text) else otherwise
+    is_usual = len(text) <= _USUAL_DIGITS and text.isascii() and text.isdigit()
+    return int(text) if is_usual or _NUMBER.fullmatch(text) else otherwise

@@ -4,7 +4,7 @@ import asyncio
 import ssl
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import cast
 
 import structlog
@@ -241,6 +241,8 @@ def _know_nobody(tls: ssl.SSLObject) -> None:
 class RemotingServer:
     """The door of a process. Binds at once, so that a taken port is known before anything starts."""
 
+    now = staticmethod(monotonic)
+
     def __init__(
         self,
         make: Callable[[int], tuple[Door, ConnectedGroups]],
@@ -259,11 +261,6 @@ class RemotingServer:
         """The port it listens on, also if any was asked for."""
         port: int = self._socket.getsockname()[1]
         return port
-
-    @staticmethod
-    def now() -> float:
-        """Monotonic seconds."""
-        return asyncio.get_running_loop().time()
 
     def make_connection(self) -> RemotingConnection:
         """For a client that has said something."""
@@ -366,9 +363,7 @@ def open_door(settings: Settings, node: Node, certificates: Certificates | None)
         address = wanted.advertise or f"{host}:{port}"
         groups = ConnectedGroups(node.claims, node.directory, lambda: node.nonces, clock, address)
         rule = KeyRule(wanted.key_from, frozenset(wanted.dropped_properties), limits.headers_per_message)
-        door_config = DoorConfig(
-            address, limits.message_bytes, rule, limits.requests_in_flight, settings.auto_create_groups, budget
-        )
+        door_config = DoorConfig(address, limits.message_bytes, rule, limits.requests_in_flight, budget)
         callers = RemotingCallers(node.signing)
         quotas = Quotas(settings.quotas.of_principal, limits.requests_in_flight)
         parts = DoorParts(node.transactions, node.directory, groups, callers, lambda: node.nonces, clock, quotas)

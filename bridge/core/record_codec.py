@@ -307,7 +307,7 @@ def _half_properties(half: HalfMessage) -> bytes:
             text += f"TS\x01{half.timestamp_ms}\x02"
     if half.ordering_hash is not None:
         text += f"OKEY\x01{half.ordering_hash:016x}\x02"
-    return (text + write_properties(_rare_half_properties(half)) if _is_rare(half) else text).encode()
+    return (text + _write_rare(half) if _is_rare(half) else text).encode()
 
 
 def _is_rare(half: HalfMessage) -> bool:
@@ -322,18 +322,21 @@ def _is_rare(half: HalfMessage) -> bool:
     )
 
 
-def _rare_half_properties(half: HalfMessage) -> dict[str, str]:
-    properties: dict[str, str] = {}
-    _set(properties, "ORDERING_KEY", half.ordering_key)
-    _set(properties, "CHECK_IMMUNITY_TIME_IN_SECONDS", half.immunity_s)
-    _set(properties, "MAX_CHECKS", half.max_checks)
-    _set(properties, "MAX_LIFE", half.max_life_s)
+def _write_rare(half: HalfMessage) -> str:
+    text = ""
+    if half.ordering_key is not None:
+        text += f"ORDERING_KEY\x01{half.ordering_key}\x02"
+    if half.immunity_s is not None:
+        text += f"CHECK_IMMUNITY_TIME_IN_SECONDS\x01{half.immunity_s!s}\x02"
+    if half.max_checks is not None:
+        text += f"MAX_CHECKS\x01{half.max_checks!s}\x02"
+    if half.max_life_s is not None:
+        text += f"MAX_LIFE\x01{half.max_life_s!s}\x02"
     if half.idempotency_key is not None:
-        properties |= {"IDEMPOTENCY_KEY": half.idempotency_key, "SEEN": str(half.seen_ms)}
-    _set(properties, "REQUEST", half.request)
-    if half.is_published:
-        properties["RES"] = "8"
-    return properties
+        text += f"IDEMPOTENCY_KEY\x01{half.idempotency_key}\x02SEEN\x01{half.seen_ms!s}\x02"
+    if half.request is not None:
+        text += f"REQUEST\x01{half.request}\x02"
+    return f"{text}RES\x018\x02" if half.is_published else text
 
 
 @lru_cache(maxsize=256)  # the answers of a call have all of them in common

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import structlog
 
 from bridge.clock import Clock
-from bridge.core.check_rules import is_group_name
+from bridge.core.check_rules import GroupSettings, is_group_name
 from bridge.core.errors import SqlUnavailable, StoreError
 from bridge.core.grants import Rights, Verb
 from bridge.core.message import Message
@@ -266,13 +266,13 @@ class Admission:
         self._auto_create_groups = auto_create_groups
 
     async def refuse(
-        self, calls: Sequence[PrepareCall], rights: Rights, deadline: Deadline
+        self, calls: Sequence[PrepareCall], rights: Rights, deadline: Deadline, new_group: GroupSettings
     ) -> Sequence[Refused | None]:
-        """Why calls are refused, by place. Groups last: a refused call makes none."""
+        """Why calls are refused, by place. Groups last: a refused call makes none. `new_group`: of those made here."""
         pace = Pace(STEP_COST)
         for call in calls:
             if not self.is_admitted(call, rights):
-                return await self._examine(calls, rights, deadline)
+                return await self._examine(calls, rights, deadline, new_group)
             if pace.spend(find_cost(call)):
                 await self.turns.take()
         return [None] * len(calls)
@@ -299,7 +299,7 @@ class Admission:
         return answer.code is not RefusalCode.INVALID_REQUEST or refuse_call(call, self.limits) is None
 
     async def _examine(
-        self, calls: Sequence[PrepareCall], rights: Rights, deadline: Deadline
+        self, calls: Sequence[PrepareCall], rights: Rights, deadline: Deadline, new_group: GroupSettings
     ) -> Sequence[Refused | None]:
         refused = await self._in_turns(lambda call: self._check_content(call) or refuse_prepare(rights, call), calls)
         closed = self._find_closed()
@@ -311,7 +311,7 @@ class Admission:
         found = iter(await self._in_turns(self._check_destinations, left))
         refused = [refusal or next(found) for refusal in refused]
         groups = {call.group for call, refusal in zip(calls, refused, strict=True) if refusal is None}
-        refused_groups = await self._learn_groups(groups, deadline)
+        refused_groups = await self._learn_groups(groups, deadline, new_group)
         return [refusal or refused_groups.get(call.group) for call, refusal in zip(calls, refused, strict=True)]
 
     async def _in_turns(
@@ -349,11 +349,16 @@ class Admission:
         groups = {group: group if self.directory.get(group) else "" for group, _ in wanted}
         await self._destinations.learn([(groups[group], topic) for group, topic in wanted], deadline)
 
-    async def _learn_groups(self, groups: Iterable[str], deadline: Deadline) -> dict[str, Refused]:
+    async def _learn_groups(
+        self, groups: Iterable[str], deadline: Deadline, new_group: GroupSettings
+    ) -> dict[str, Refused]:
         """Looks up or creates groups that are not known; those that cannot be used, with the reason."""
         missing = [group for group in groups if self.directory.get(group) is None]
-        learn = self._create if self._auto_create_groups else self._find
-        return await learn(missing, deadline) if missing else {}
+        if not missing:
+            return {}
+        if not self._auto_create_groups:
+            return await self._find(missing, deadline)
+        return await self._create(missing, deadline, new_group)
 
     async def _find(self, groups: Collection[str], deadline: Deadline) -> dict[str, Refused]:
         """Another process may have made them a moment ago."""
@@ -365,12 +370,12 @@ class Admission:
             _LOG.warning("group_not_looked_up", reason=str(error))
         return dict.fromkeys(groups, refuse_unavailable("the producer group could not be looked up"))
 
-    async def _create(self, groups: Collection[str], deadline: Deadline) -> dict[str, Refused]:
+    async def _create(self, groups: Collection[str], deadline: Deadline, settings: GroupSettings) -> dict[str, Refused]:
         refused: dict[str, Refused] = {}
         for group in groups:
             try:
                 if deadline.left_ms() and not refused:
-                    await self.directory.ensure_group(group)
+                    await self.directory.ensure_group(group, settings)
                     reach(FaultPoint.GROUP_CREATED)
                     continue
             except SqlUnavailable as error:
@@ -420,7 +425,10 @@ def _refuse_messages(messages: Sequence[Message], limits: Limits) -> Refused | N
 
 def find_cost(call: PrepareCall) -> int:
     """What it costs to look at all messages of a call, in bytes of values."""
-    return sum([_MESSAGE_COST + len(message.value or b"") for message in call.messages])
+    messages = call.messages
+    if len(messages) == 1:  # as usual, and asked three times a call
+        return _MESSAGE_COST + len(messages[0].value or b"")
+    return sum([_MESSAGE_COST + len(message.value or b"") for message in messages])
 
 
 def is_text(text: str, max_chars: int) -> bool:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from bridge.clock import KafkaTime
-from bridge.core.check_rules import first_wait_ms
+from bridge.core.check_rules import GroupSettings, first_wait_ms
 from bridge.core.grants import EVERYTHING, Rights
 from bridge.core.message import Message, MessageQueue
 from bridge.core.properties import count_record_bytes
@@ -16,6 +16,7 @@ from bridge.core.record import EndRecord, HalfMessage, Resolution, Source, is_to
 from bridge.core.record_codec import encode_end, encode_half, encode_plain_half
 from bridge.core.topics import choose_half_queue, choose_placing_key, hash_effective_key, hash_ordering_key
 from bridge.core.transaction import IdRun, TransactionState, TransactionView, digest_bits, make_transaction_id
+from bridge.directory import DEFAULT_SETTINGS
 from bridge.fault_points import FaultPoint, reach
 from bridge.service.admission import STEP_COST, Admission, GroupKey, KeyClaim, Keyed, Known, Repeats, find_cost
 from bridge.service.answers import FINAL, refuse_given_up, refuse_unheard, refuse_unknown
@@ -89,13 +90,18 @@ class Preparer:
         self._ids = IdRun(0, 0)
 
     async def prepare(
-        self, calls: Sequence[PrepareCall], rights: Rights, deadline: Deadline, first_try_ms: int | None = None
+        self,
+        calls: Sequence[PrepareCall],
+        rights: Rights,
+        deadline: Deadline,
+        first_try_ms: int | None = None,
+        new_group: GroupSettings = DEFAULT_SETTINGS,
     ) -> list[PrepareAnswer]:
-        """An answer for each call, same order. `first_try_ms`: as TransactionService.prepare says."""
+        """An answer for each call, same order. The last two: as TransactionService.prepare says."""
         if not calls:
             return []
         first_try_ms = self._check_first_try(first_try_ms)
-        refused: list[PrepareAnswer | None] = [*await self.admission.refuse(calls, rights, deadline)]
+        refused: list[PrepareAnswer | None] = [*await self.admission.refuse(calls, rights, deadline, new_group)]
         if first_try_ms is None and any(refused):
             await self._answer_repeats(calls, refused, rights, deadline)
         born_ms = self.kafka_time.clock.now_ms()
@@ -103,14 +109,15 @@ class Preparer:
         timeouts = {group: self._find_timeout_s(group) for group in {call.group for call in calls}}
         if self._are_plain(calls, refused):
             return await self._prepare_plain(calls, (self._ids, first), born_ms, timeouts, deadline)
-        batch = _Batch(self, refused, deadline, first_try_ms)
+        batch = _Batch(self, refused, deadline)
+        seen_ms = 0 if first_try_ms is None else min(self.kafka_time.now_ms(), first_try_ms)
         drafts: list[_Draft] = []
         pace = Pace(STEP_COST)
         for index, call in enumerate(calls):
             if batch.answers[index] is None:
                 if pace.spend(find_cost(call)):
                     await self.admission.turns.take()
-                drafts.append(self._draft(index, call, born_ms, first + index, timeouts[call.group]))
+                drafts.append(self._draft(index, call, (born_ms, seen_ms), first + index, timeouts[call.group]))
         if first_try_ms is not None:
             batch.claim_first_tries(drafts)
         await batch.run(drafts, _TRIES)
@@ -210,7 +217,7 @@ class Preparer:
             ordering_hash = hash_effective_key(group, only.topic, None, only.key)
             half = encode_plain_half(transaction_id, group, born_ms, only, ordering_hash, queue)
         else:
-            made = _make_half(call, transaction_id, born_ms, timeout_s)
+            made = _make_half(call, transaction_id, born_ms, 0, timeout_s)
             half, immunity_s = encode_half(made, call.messages, *queue), made.immunity_s
         return half, (transaction_id, group, born_ms, immunity_s, queue_id)
 
@@ -249,10 +256,10 @@ class Preparer:
         """How long after its append a transaction is asked about at the earliest."""
         return first_wait_ms(immunity_s, self._times_of(group))
 
-    def _draft(self, index: int, call: PrepareCall, born_ms: int, bits: int, timeout_s: int | None) -> _Draft:
+    def _draft(self, index: int, call: PrepareCall, times: tuple[int, int], bits: int, timeout_s: int | None) -> _Draft:
         key = call.idempotency_key
         queue_id, bits = self._place_keyed(call, key) if key is not None else (self._choose_queue(call, bits), bits)
-        half = _make_half(call, make_transaction_id(queue_id, bits), born_ms, timeout_s)
+        half = _make_half(call, make_transaction_id(queue_id, bits), *times, timeout_s)
         return _Draft(index, call, half, queue_id, key is not None or call.is_published)
 
     def _choose_queue(self, call: PrepareCall, bits: int) -> int:
@@ -263,16 +270,9 @@ class Preparer:
 class _Batch:
     """One list of calls until every one has its answer."""
 
-    def __init__(
-        self,
-        preparer: Preparer,
-        answers: list[PrepareAnswer | None],
-        deadline: Deadline,
-        first_try_ms: int | None = None,
-    ) -> None:
+    def __init__(self, preparer: Preparer, answers: list[PrepareAnswer | None], deadline: Deadline) -> None:
         self._preparer = preparer
         self._deadline = deadline
-        self._first_try_ms = first_try_ms
         self.answers = answers
 
     def claim_first_tries(self, drafts: Sequence[_Draft]) -> None:
@@ -394,10 +394,10 @@ class _Batch:
         if draft.is_asked_only:
             ask = EndRecord(half.transaction_id, Resolution.UNKNOWN, Source.PRODUCER, half.born_ms, half.group, request)
             return encode_end(ask, topic, draft.queue_id)
-        if draft.is_first and self._first_try_ms is not None:
-            half = draft.half = replace(half, request=request, seen_ms=min(seen.kafka_ms, self._first_try_ms))
-        elif request is not None:
-            half = draft.half = replace(half, request=request, seen_ms=seen.kafka_ms)
+        if request is not None:
+            half = draft.half = replace(
+                half, request=request, seen_ms=half.seen_ms if draft.is_first else seen.kafka_ms
+            )
         message = encode_half(half, draft.call.messages, topic, draft.queue_id)
         if half.message_count > 1 and count_record_bytes(message) > self._preparer.admission.limits.max_record_bytes:
             detail = "the transaction is larger than the journal takes"
@@ -457,7 +457,9 @@ def _is_bare(call: PrepareCall) -> bool:
     )
 
 
-def _make_half(call: PrepareCall, transaction_id: str, born_ms: int, timeout_s: int | None) -> HalfMessage:
+def _make_half(
+    call: PrepareCall, transaction_id: str, born_ms: int, seen_ms: int, timeout_s: int | None
+) -> HalfMessage:
     first = call.messages[0]
     only = first if len(call.messages) == 1 else _NO_MESSAGE
     return HalfMessage(
@@ -473,7 +475,7 @@ def _make_half(call: PrepareCall, transaction_id: str, born_ms: int, timeout_s: 
         call.max_checks,
         call.max_lifetime_s,
         call.idempotency_key,
-        0,
+        seen_ms,
         None,
         call.is_published,
         hash_effective_key(call.group, first.topic, call.ordering_key, first.key),

@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from functools import partial
 
 from bridge.clock import Clock
+from bridge.core.check_rules import GroupSettings
 from bridge.core.errors import StoreError
 from bridge.core.explanation import Circumstances, Explanation, explain
 from bridge.core.grants import EVERYTHING, Rights, Verb
 from bridge.core.message import Message
 from bridge.core.record import Act, Resolution
 from bridge.core.transaction import TimelineEvent, TransactionState, TransactionView, can_exist, queue_of
+from bridge.directory import DEFAULT_SETTINGS
 from bridge.service.answers import refuse_missing, refuse_unavailable, refuse_view
 from bridge.service.contract import Accepted, EndCall, PrepareCall, Prepared, Refused, Wait
 from bridge.service.end import Ender, hide_others, scope_ends
@@ -51,13 +53,14 @@ class TransactionService:
         wait_ms: int = 10_000,
         first_try_ms: int | None = None,
         rights: Rights = EVERYTHING,
+        new_group: GroupSettings = DEFAULT_SETTINGS,
     ) -> list[Prepared | TransactionView | Refused]:
         """Prepared once the half message is stored; the view of what has ended, or was published at once.
 
         `first_try_ms`: no later than Kafka's time when the idempotency keys were first sent anywhere, by this very
-        call; then nothing is looked up (decision 0017).
+        call; then nothing is looked up (decision 0017). `new_group`: settings of a group that nobody has made.
         """
-        return await self._preparer.prepare(calls, rights, self._deadline(wait_ms), first_try_ms)
+        return await self._preparer.prepare(calls, rights, self._deadline(wait_ms), first_try_ms, new_group)
 
     def kafka_time_ms(self) -> int:
         """What a caller may count on from for `first_try_ms`; 0 as long as it is not known."""

@@ -57,6 +57,7 @@ def door(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]
     ("NS%orders", {}, "illegal-topic: |namespace"),
     ("orders", {"TIMER_DELAY_SEC": "5"}, "without a delay"),
     ("orders", {"properties": "x"}, "invalid-request: |reserved"),
+    ("orders", {"PGROUP": "NS%shop"}, "invalid-request: |(/producer_group)"),
 ])  # fmt: skip
 def test_refusals_reach_the_client_with_their_remedy(
     door: Door, topic: str, properties: dict[str, str], words: str
@@ -66,6 +67,18 @@ def test_refusals_reach_the_client_with_their_remedy(
         answer = client.send(topic, f"K-{topic}-{len(properties)}", **properties)
     assert answer.code == 13, answer
     assert all(word in (answer.remark or "") for word in words.split("|")), answer.remark
+
+
+def test_a_refused_send_makes_no_group(door: Door) -> None:
+    """Each misspelt name left one behind, in the console and in SQL. One that is taken makes it, to be fetched from."""
+    create_topics(door.kafka, {"made": 1})
+    with opened(door.port) as client:
+        found = []
+        for topic in ("not-made", "made"):
+            client.send(topic, f"K-{topic}", PGROUP="new-shop")
+            found.append(door.process.get("/v1/producer-groups/new-shop"))
+    assert [answer.status_code for answer in found] == [404, 200]
+    assert found[1].json()["check"]["mode"] == "pull"
 
 
 def test_what_is_not_served_is_refused_with_a_sentence(door: Door) -> None:

@@ -14,7 +14,6 @@ from api.remoting.gathering import FirstTries
 from api.remoting.message import TRACE_TOPIC, RequestCode, ResponseCode
 from api.web.limits import ByteBudget, QuotaConfig, Quotas
 from bridge.core.check_rules import CheckTimes, GroupSettings
-from bridge.core.errors import SqlUnavailable
 from bridge.core.grants import EVERYTHING, Rights
 from bridge.core.record import Resolution
 from bridge.core.transaction import TransactionState, make_transaction_id
@@ -50,7 +49,7 @@ class Transactions:
         return self._now_ms
 
     async def prepare(
-        self, calls: Sequence[PrepareCall], _: int, first_try_ms: int | None, rights: object
+        self, calls: Sequence[PrepareCall], _: int, first_try_ms: int | None, rights: object, __: GroupSettings
     ) -> list[Prepared]:
         self.lists.append(([call.idempotency_key for call in calls], first_try_ms))
         self._now_ms += self._takes_ms
@@ -113,15 +112,14 @@ def open_door(
     quota: QuotaConfig = UNLIMITED,
     caller: Caller | Callers = ANYBODY,
     budget: ByteBudget | None = None,
-    directory: Directory | None = None,
 ) -> Door:
     nobody = Any
-    groups: Any = directory or Directory(transaction_timeout_ms)
+    groups: Any = Directory(transaction_timeout_ms)
     callers = Callers(caller) if isinstance(caller, Caller) else caller
     parts = DoorParts(
         transactions, groups, Groups(), callers, lambda: nobody, Clock(), Quotas(quota, 1_000)  # type: ignore[arg-type]
     )  # fmt: skip
-    config = DoorConfig("127.0.0.1:9876", 1_000_000, auto_create_groups=directory is not None)
+    config = DoorConfig("127.0.0.1:9876", 1_000_000)
     return Door(parts, config if budget is None else replace(config, budget=budget))
 
 
@@ -324,32 +322,6 @@ async def test_calls_of_all_principals_are_made_together(request_of: Callable[[]
     transactions.gate.set()
     await until(lambda: door.is_idle)
     assert [read_codes(peer) for peer in peers] == [[0], [0], [0]]
-
-
-class SqlAway(Directory):
-    """Each look takes as long as it may."""
-
-    looks = 0
-
-    def get(self, _: str) -> None:
-        return None
-
-    async def ensure_group(self, _: str, __: GroupSettings) -> None:
-        self.looks += 1
-        raise SqlUnavailable("away")
-
-
-async def test_groups_that_nobody_has_made_are_looked_up_until_sql_is_away() -> None:
-    """Each look waits for its time-out: with five hundred names in a batch nobody was answered for minutes."""
-    directory, peer = SqlAway(6_000), Peer(FirstTries())
-    door = open_door(Transactions(), directory=directory)
-    for number in range(5):
-        send = send_of(key_of(NOW_MS + number))
-        send.fields = {**send.fields, "i": send.fields["i"].replace("shop", f"shop-{number}")}
-        door.take(peer, send)  # type: ignore[arg-type]
-    await until(lambda: door.is_idle)
-    assert directory.looks == 1
-    assert read_codes(peer) == [ResponseCode.SYSTEM_BUSY] * 5
 
 
 async def test_quota_counts_what_is_stored() -> None:

@@ -25,12 +25,13 @@ async def test_calls_that_come_meanwhile_go_together() -> None:
         await gate.wait()
         return [call * 10 for call in calls]
 
-    gatherer, answers = Gatherer[int, int](ask, lambda _: -1), list[int]()
+    answers = list[int]()
+    gatherer = Gatherer[int, int](ask, lambda _, answer: answers.append(answer), lambda _: -1)
     for call in range(2):
-        gatherer.add(call, answers.append)
+        gatherer.add(call)
         await until(lambda: len(batches) > call)  # noqa: B023
     for call in range(2, 7):
-        gatherer.add(call, answers.append)
+        gatherer.add(call)
     await asyncio.sleep(0)
     assert [list(batch) for batch in batches] == [[0], [1]]
     gates[0].set()
@@ -50,9 +51,10 @@ async def test_a_batch_that_fails_answers_all_its_calls() -> None:
             raise RuntimeError("broken")
         return calls
 
-    gatherer, answers = Gatherer[int, int](ask, lambda _: -1), list[int]()
-    gatherer.add(1, answers.append)
+    answers = list[int]()
+    gatherer = Gatherer[int, int](ask, lambda _, answer: answers.append(answer), lambda _: -1)
+    gatherer.add(1)
     await until(lambda: gatherer.is_idle)
-    gatherer.add(2, answers.append)
+    gatherer.add(2)
     await until(lambda: gatherer.is_idle)
     assert answers == [-1, 2]
