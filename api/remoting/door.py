@@ -455,9 +455,7 @@ async def _ask_together(asked: Sequence[S], ask: Callable[[Sequence[S]], Awaitab
 def show_refusal(refused: Refused) -> str:
     """What reaches the exception of a Java client: what is wrong, whether anything was applied, and what to do."""
     kind, where = PROBLEMS[refused.code.value], ""
-    if (
-        refused.code is RefusalCode.INVALID_REQUEST
-    ):  # its detail is said of a member, which is named nowhere else
+    if refused.code is RefusalCode.INVALID_REQUEST:  # its detail is said of a member, which is named nowhere else
         where = "".join([f" ({pointer})" for pointer, _ in refused.errors[:1]])
     return f"{kind.slug}: {refused.detail}{where}. {kind.remedy}"
 

@@ -295,11 +295,11 @@ class Slow(Transactions):
         self.gate = asyncio.Event()
 
     async def prepare(
-        self, calls: Sequence[PrepareCall], wait_ms: int, first_try_ms: int | None, rights: object
+        self, calls: Sequence[PrepareCall], wait_ms: int, first_ms: int | None, rights: object, made: GroupSettings
     ) -> list[Prepared]:
         self.begun.append(rights)
         await self.gate.wait()
-        return await super().prepare(calls, wait_ms, first_try_ms, rights)
+        return await super().prepare(calls, wait_ms, first_ms, rights, made)
 
     async def end(self, calls: Sequence[EndCall], _: Wait, __: int, rights: object) -> list[EndAnswer]:
         self.begun.append(rights)
