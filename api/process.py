@@ -219,14 +219,20 @@ class HeapActs:
 
 
 def make_heap_acts() -> HeapActs:
-    """For this process; without glibc nothing is trimmed."""
-    process, libc = psutil.Process(), ctypes.CDLL(None)
+    """For this process; without glibc nothing is trimmed, and without /proc nobody knows how large it is."""
+    libc = ctypes.CDLL(None)
+
+    def measure() -> int:
+        try:
+            return int(psutil.Process().memory_info().rss)
+        except psutil.Error:
+            return 0
 
     def trim() -> None:
         if hasattr(libc, "malloc_trim"):
             libc.malloc_trim(0)
 
-    return HeapActs(lambda: int(process.memory_info().rss), gc.collect, trim)
+    return HeapActs(measure, gc.collect, trim)
 
 
 class HeapLoop:

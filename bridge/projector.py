@@ -39,7 +39,7 @@ from bridge.sql.projection import (
 from bridge.sql.rows import AppliedPosition, LogIdentity, read_position, read_positions
 from bridge.sql.search import GroupStats, read_stats, recount_pending
 from bridge.store.message_store import MessageStore, OwnerStore, QueueReader, TopicAdmin
-from bridge.store.op_topic import find_position
+from bridge.store.op_topic import WatchedReader, find_position
 
 _LOG = structlog.get_logger()
 _LEASE = "projector"
@@ -254,10 +254,10 @@ class QueueFollower:
         return LogIdentity(cluster.cluster_id, journal.topic_id, op.topic_id)
 
     async def _open_reader(self, topic: str, offset: int) -> QueueReader:
-        queue = MessageQueue(topic, self._queue_id)
-        if offset < (begin := (await self._ports.store.get_offsets(queue)).minimum):
+        ports, queue = self._ports, MessageQueue(topic, self._queue_id)
+        if offset < (begin := (await ports.store.get_offsets(queue)).minimum):
             raise QueueHalted(f"{topic} begins at {begin}, and {offset} is the next to be applied: {_OLDER}")
-        reader = self._ports.owners.open_reader(queue, offset)
+        reader = WatchedReader(ports.owners, ports.store, ports.clock, queue, offset)
         self._readers.push_async_callback(reader.close)
         return reader
 

@@ -27,7 +27,7 @@ from bridge.core.transaction import SPLIT, TransactionState, TransactionView
 from bridge.log_watch import LogWatch
 from bridge.service.journal import Deadline
 from bridge.store.message_store import MessageStore, OwnerStore, QueueReader
-from bridge.store.op_topic import SealWatch
+from bridge.store.op_topic import SealWatch, WatchedReader
 
 _COMMITTED, _ROLLED_BACK = TransactionState.COMMITTED, TransactionState.ROLLED_BACK
 
@@ -324,7 +324,8 @@ class _QueueTail:
     async def _open(self) -> QueueReader:
         if not self.is_started:
             self._next_offset = (await self._ports.store.get_offsets(self._queue)).stable
-        return self._ports.owners.open_reader(self._queue, self._next_offset)
+        ports = self._ports
+        return WatchedReader(ports.owners, ports.store, ports.clock, self._queue, self._next_offset)
 
     def _hear(self, messages: Iterable[StoredMessage]) -> None:
         waiters = self._ports.waiters

@@ -31,6 +31,7 @@ from bridge.settler.recovery import look_around, read_back
 from bridge.settler.retry import Retry
 from bridge.settler.writer import QueueCounts, QueueMemory, QueueWriter
 from bridge.store.message_store import BatchKind, GetResult, LoadedHalf, QueueReader
+from bridge.store.op_topic import WatchedReader
 
 _LOG = structlog.get_logger()
 _MOST_TOLD = 10  # of one batch
@@ -122,7 +123,7 @@ class OwnedQueue(QueueOwner):
             raise
         await ports.mark.check([self.queue_id])
         await self._retry.recover()
-        self._reader = ports.owners.open_reader(self._queue, self.state.s)
+        self._reader = WatchedReader(ports.owners, ports.store, ports.clock, self._queue, self.state.s)
         reach(FaultPoint.TAKE_OVER_READ_JOURNAL)
         await writer.write_position(BatchKind.TAKE_OVER)
         if not self.now_ms():  # written, but Kafka could not say when: the journal's time is too early at most

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from bridge.clock import Clock, OwnerTime
 from bridge.core.check_rules import CheckTimes
-from bridge.core.errors import StoreError, StoreTimeout
+from bridge.core.errors import StoreError
 from bridge.core.measures import Durations
 from bridge.core.message import MessageQueue, Receipt
 from bridge.core.pending_table import PendingTable
@@ -18,12 +18,9 @@ from bridge.settler.bodies import KnownTopics, Loaded
 from bridge.store.message_store import LoadedHalf, MessageStore, OwnerStore
 from bridge.store.op_topic import DatabaseMark
 
-_DEAF_MS = 30_000  # after which a reader that gives nothing of what is there is doubted, and then replaced
-
 
 class _Noted(NamedTuple):
     at_ms: int
-    stable: int
     maximum: int
 
 
@@ -37,8 +34,6 @@ class QueueEnd:
         self._queue = queue
         self._time = time
         self._stable_offsets = stable_offsets
-        self._waits = (-1, 0)  # from which offset on, and since when, what is there is not given
-        self._doubted = -1  # from which offset on the reader has given nothing for so long already
         self._is_wanted = False
         self._noting: asyncio.Task[None] | None = None
         self._noted: _Noted | None = None
@@ -54,13 +49,12 @@ class QueueEnd:
         self._is_wanted = True
 
     def follow(self, s: int) -> None:
-        """All records below `s` have been decided. Raises StoreTimeout if those behind it are there and do not come."""
+        """All records below `s` have been decided."""
         if self._noting is not None and self._noting.done():
             self._noting = None
         if self._noted is not None and s >= self._noted.maximum:
             self.read_through_ms = max(self.read_through_ms, self._noted.at_ms)
             self._noted = None
-        self._doubt_reader(s)
         if self._is_wanted and self._noted is None and self._noting is None:
             self._is_wanted = False
             self._noting = asyncio.create_task(self._note())
@@ -70,24 +64,14 @@ class QueueEnd:
         if self._noting is not None:
             self._noting.cancel()
 
-    def _doubt_reader(self, s: int) -> None:
-        """A client can stay deaf for ever. Whether its brokers are well is asked twice: they may have been away."""
-        now_ms = self._time.clock.monotonic_ms()
-        if self._noted is None or s >= self._noted.stable or s != self._waits[0]:
-            self._waits = s, now_ms
-        elif now_ms - self._waits[1] >= _DEAF_MS:
-            if s == self._doubted:
-                raise StoreTimeout(f"{self._queue.topic}[{self._queue.queue_id}]: nothing comes from offset {s} on")
-            self._waits, self._doubted, self._noted, self._is_wanted = (s, now_ms), s, None, True
-
     async def _note(self) -> None:
         at_ms = self._time.now_ms()
         try:
-            _, stable, maximum = await self._store.get_offsets(self._queue)
+            maximum = (await self._store.get_offsets(self._queue)).maximum
         except StoreError:
             self._is_wanted = True
             return
-        self._noted = _Noted(at_ms, stable, maximum)
+        self._noted = _Noted(at_ms, maximum)
         if maximum:
             self._stable_offsets.note([Receipt(*self._queue, maximum - 1)])  # nobody is told of a reader that waits
 

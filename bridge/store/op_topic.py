@@ -1,5 +1,6 @@
 """The op topic as owners read and write it: positions, and records that are sealed."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -8,6 +9,7 @@ from functools import partial
 import structlog
 from msgspec.structs import replace as replace_members
 
+from bridge.clock import Clock
 from bridge.core.errors import ConfigError, MalformedRecord, StoreError, StoreTimeout
 from bridge.core.keyring import Keyring, OpSeals
 from bridge.core.message import Message, MessageQueue, Receipt, StoredMessage
@@ -135,6 +137,57 @@ async def read_range(owners: OwnerStore, queue: MessageQueue, start: int, end: i
             start = result.next_begin_offset
     finally:
         await reader.close()
+
+
+# --- readers that follow a queue for as long as a process lives ---
+
+_QUIET_MS = 60_000  # after which a reader that gives nothing is doubted
+_DEAF_MS = 30_000  # after which one that is doubted is replaced
+
+
+class WatchedReader:
+    """QueueReader. Raises StoreTimeout if what is there does not come: a client can stay deaf for ever, with no error.
+
+    Brokers are asked twice whether there is more: they may have been away.
+    """
+
+    def __init__(self, owners: OwnerStore, store: MessageStore, clock: Clock, queue: MessageQueue, offset: int) -> None:
+        self._inner = owners.open_reader(queue, offset)
+        self._store = store
+        self._clock = clock
+        self._queue = queue
+        self._offset, self._since_ms = -1, 0
+        self._doubts = 0
+        self._asking: asyncio.Task[None] | None = None
+
+    async def get(self, max_count: int, max_wait_ms: int) -> GetResult:
+        result = await self._inner.get(max_count, max_wait_ms)
+        now_ms = self._clock.monotonic_ms()
+        if result.next_begin_offset != self._offset:
+            self._offset, self._since_ms, self._doubts = result.next_begin_offset, now_ms, 0
+        elif self._doubts > 1:
+            raise StoreTimeout(f"{self._queue.topic}[{self._queue.queue_id}]: nothing comes from {self._offset} on")
+        elif self._is_due(now_ms - self._since_ms):
+            self._asking = asyncio.create_task(self._ask(self._offset))
+        return result
+
+    async def close(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+        await self._inner.close()
+
+    def _is_due(self, quiet_ms: int) -> bool:
+        is_asking = self._asking is not None and not self._asking.done()
+        return not is_asking and quiet_ms >= (_DEAF_MS if self._doubts else _QUIET_MS)
+
+    async def _ask(self, offset: int) -> None:
+        try:
+            is_more = (await self._store.get_offsets(self._queue)).stable > offset
+        except StoreError:
+            is_more = False
+        if offset == self._offset:
+            self._doubts = self._doubts + 1 if is_more else 0
+            self._since_ms = self._clock.monotonic_ms()
 
 
 # --- an OwnerStore whose op records are sealed as they are written ---

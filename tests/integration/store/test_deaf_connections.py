@@ -1,6 +1,7 @@
 """Clients whose connections stay open and carry nothing any more, on a real Kafka; new connections work."""
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
@@ -16,6 +17,7 @@ from tests.support.bridge_process import create_topics, read_committed
 from tests.support.kafka_proxy import ProxiedBroker, proxied_broker
 
 DEADLINE_S = 120
+SETUP_S = 20  # below the half minute after which a client gives up a connection that is not made
 SOON_S = 40  # below the minute after which a client lets go of a connection unless it is told otherwise
 # Left to itself no client would let a connection go within the deadline.
 PATIENT = {"socket.timeout.ms": 300_000, "socket.max.fails": 0}
@@ -82,6 +84,19 @@ async def test_deaf_reader_hears_again_soon(kafka: ProxiedBroker) -> None:
     finally:
         await append.close()
         await reader.close()
+
+
+async def test_connection_that_is_not_made_is_given_up_soon() -> None:
+    """As to an address of a name where nobody is any more: the next try may go to another one (T)."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as nobody, socket.create_connection(nobody.getsockname()):
+        options = {"bootstrap.servers": f"127.0.0.1:{nobody.getsockname()[1]}"}  # whose one place is taken
+        reader = KafkaQueueReader(KafkaConfig(options), MessageQueue("follows", 0), 0)
+        try:
+            async with asyncio.timeout(SETUP_S):
+                while reader.errors.last_error is None:
+                    await reader.get(10, 500)
+        finally:
+            await reader.close()
 
 
 async def test_deaf_look_up_client_is_replaced(kafka: ProxiedBroker) -> None:

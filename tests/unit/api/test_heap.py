@@ -74,3 +74,10 @@ async def test_this_process_can_be_trimmed() -> None:
     acts = make_heap_acts()
     acts.trim()
     assert acts.resident_bytes() > MIB
+
+
+async def test_process_goes_on_where_nobody_knows_how_large_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without /proc, as in some sandboxes: its loop is made, and gives back what it can."""
+    monkeypatch.setattr("psutil.PROCFS_PATH", "/not/there")
+    loop = HeapLoop(SystemClock(), make_heap_acts())
+    assert not await loop.run_once()

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import pytest
 from msgspec.structs import replace
 
 from bridge.clock import KafkaTime
@@ -14,6 +15,8 @@ from bridge.core.topics import InternalTopics
 from bridge.core.transaction import Transaction, TransactionState
 from bridge.service.journal import Deadline
 from bridge.service.replies import FollowerPorts, OpFollower, PendingReplies, ReplyBatch
+from bridge.store.memory.store import MemoryQueueReader
+from bridge.store.message_store import GetResult, GetStatus
 from bridge.store.op_topic import SealWatch
 from tests.support.memory_world import MemoryWorld, SoundLog, make_memory_world
 
@@ -140,5 +143,30 @@ def test_goes_on_from_its_position_after_an_error() -> None:
             assert await f.wait(wait)
             while f.follower.is_failing:
                 await memory.clock.sleep_ms(100)
+
+    run(story)
+
+
+def test_queue_whose_reader_hears_nothing_is_read_by_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client can stay deaf for ever; all callers of the process would get 504 until it is started anew (A, T)."""
+    deaf, get = set[MemoryQueueReader](), MemoryQueueReader.get
+
+    async def story(memory: MemoryWorld) -> None:
+        async def get_nothing(self: MemoryQueueReader, max_count: int, max_wait_ms: int) -> GetResult:
+            if memory.clock.monotonic_ms() < until_ms:
+                deaf.add(self)
+            if self not in deaf:
+                return await get(self, max_count, max_wait_ms)
+            await memory.clock.sleep_ms(max_wait_ms)
+            return GetResult(GetStatus.NO_NEW_MSG, (), self._offset, 0, 0)
+
+        async with following(memory) as f:
+            until_ms = memory.clock.monotonic_ms() + 2_000
+            monkeypatch.setattr(MemoryQueueReader, "get", get_nothing)
+            await memory.clock.sleep_ms(3_000)
+            await f.put_state()
+            wait = f.waiters.open([ID])
+            await wait.until(Deadline.after(memory.clock, 120_000))
+            assert wait.heard[0] is not None
 
     run(story)

@@ -14,8 +14,9 @@ from bridge.core.position import Witness
 from bridge.log_watch import StableOffsetWatch
 from bridge.settler.ports import QueueEnd
 from bridge.settler.writer import QueueMemory
-from bridge.store.memory.store import MemoryStore
-from bridge.store.message_store import QueueOffsets
+from bridge.store.memory.store import MemoryQueueReader, MemoryStore
+from bridge.store.message_store import GetResult, GetStatus, QueueOffsets
+from bridge.store.op_topic import WatchedReader
 from tests.support.memory_world import MemoryWorld, make_memory_world
 from tests.support.settler_world import make_settler_world
 
@@ -100,24 +101,29 @@ def test_end_that_could_not_be_asked_for_is_asked_for_again() -> None:
     followed.run(story())
 
 
-def test_reader_is_not_doubted_while_nobody_can_be_asked() -> None:
+def test_reader_is_not_doubted_while_nobody_can_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that was away for long is no sign of a deaf client; one that says that there is more is (T)."""
     followed = Followed()
 
+    async def get_nothing(self: MemoryQueueReader, max_count: int, max_wait_ms: int) -> GetResult:
+        await followed.memory.clock.sleep_ms(max_wait_ms)
+        return GetResult(GetStatus.NO_NEW_MSG, (), self._offset, 0, 0)
+
     async def story() -> None:
-        followed.end.ask()
-        for _ in range(25):
-            await followed.follow(1)
-        followed.store.failing = 60
-        for _ in range(70):
-            await followed.follow(1)
+        monkeypatch.setattr(MemoryQueueReader, "get", get_nothing)
+        memory = followed.memory
+        reader = WatchedReader(memory.owners, followed.store, memory.clock, QUEUE, 2)
+
+        async def read(count: int) -> None:
+            for _ in range(count):
+                await reader.get(10, 1_000)
+
+        followed.store.failing = 3
+        await read(4 * 60)
         assert followed.store.failing == 0
-        await followed.follow(2)
-        for _ in range(40):
-            await followed.follow(2)
-        await followed.follow(2, 30_000)
-        with pytest.raises(StoreTimeout, match="nothing comes from offset 2 on"):
-            await followed.follow(2)
+        with pytest.raises(StoreTimeout, match="nothing comes from 2 on"):
+            await read(60 + 30 + 2)
+        await reader.close()
 
     followed.run(story())
 
@@ -138,7 +144,7 @@ def test_closed_one_notes_nothing_more() -> None:
 
 
 def test_idle_owner_asks_for_its_end_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that journal time goes on; more would be requests of every queue for nothing."""
+    """So that journal time goes on, and once more whether its reader is deaf; more would be requests for nothing."""
     world, asked = make_settler_world(), 0
 
     async def story() -> None:
@@ -155,7 +161,7 @@ def test_idle_owner_asks_for_its_end_once_a_minute(monkeypatch: pytest.MonkeyPat
             await world.memory.clock.sleep_ms(60_000)
             before_ms, asked = world.settlers["settler"].status[0].journal_ms, 0
             await world.memory.clock.sleep_ms(600_000)
-            assert 8 <= asked <= 11
+            assert 17 <= asked <= 22
             assert world.settlers["settler"].status[0].journal_ms - before_ms >= 530_000
 
     world.run(story())
