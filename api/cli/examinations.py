@@ -17,7 +17,7 @@ import httpx2
 import msgspec
 
 from api.cli.connect import call, client_for, find_all, quoted
-from api.cli.output import TIMEOUT_REMEDY, CommandFailed, is_timeout_refused
+from api.cli.output import CONNECTIONS_REMEDY, TIMEOUT_REMEDY, CommandFailed, is_timeout_refused
 from api.cli.security import count_secrets
 from api.kafka_version import VERSION_REMEDY, BrokerVersion, ask_versions
 from api.settings import Origin, Settings, find_open_servers
@@ -220,6 +220,8 @@ async def _examine_transactions(parts: KafkaParts, topics: InternalTopics) -> li
             f"Allow Write and Describe on transactional ids {topics.transactional_prefix}-*; see the brokers' logs."
         )
         remedy = TIMEOUT_REMEDY if is_timeout_refused(error) else rights
+        if "_TIMED_OUT" in str(error):  # whoever lacks a right is told so
+            remedy = CONNECTIONS_REMEDY
         return [Diagnosis(BROKEN, "transactions", f"no Kafka transaction can be begun: {error}", remedy)]
     finally:
         await writer.close()

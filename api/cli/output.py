@@ -24,6 +24,7 @@ from typer.core import TyperGroup
 
 from bridge.broker.ports import BrokerError, JarsUnavailable
 from bridge.core.errors import (
+    BatchOutcomeUnknown,
     BridgeError,
     ConfigError,
     SecretUnreadable,
@@ -65,6 +66,10 @@ _KAFKA_REMEDY = (
     "that its brokers give (their advertised.listeners)? "
     "`outbox-bridge doctor` looks; `outbox-bridge dev` starts one on this machine."
 )
+CONNECTIONS_REMEDY = (
+    "Do the brokers take as many connections as the bridge's clients make (max.connections, max.connections.per.ip, "
+    "max.connection.creation.rate)? They end those that are too many without a word; their logs say so."
+)
 TIMEOUT_REMEDY = "Set transaction.max.timeout.ms on the brokers to 10000 or more; Kafka's default is 900000."
 _OUTBOX_SQL_REMEDY = "Check --database-url and that the database runs."
 _SQL_REMEDY = (
@@ -101,7 +106,9 @@ def _advise(error: StoreError) -> str:
     """Kafka's names of missing rights end so."""
     if is_timeout_refused(error):
         return TIMEOUT_REMEDY
-    return RIGHTS_REMEDY if "no right" in str(error) or "AUTHORIZATION_FAILED" in str(error) else _KAFKA_REMEDY
+    if "no right" in str(error) or "AUTHORIZATION_FAILED" in str(error):
+        return RIGHTS_REMEDY
+    return f"{_KAFKA_REMEDY} {CONNECTIONS_REMEDY}" if isinstance(error, BatchOutcomeUnknown) else _KAFKA_REMEDY
 
 
 # the first row that fits; what is above inherits from what is below

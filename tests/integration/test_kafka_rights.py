@@ -263,6 +263,16 @@ async def test_broker_that_has_just_started_denies_nothing(broker_factory: Broke
         await admin.close()
 
 
+def test_broker_that_takes_few_connections_is_named(broker_factory: BrokerFactory, tmp_path: Path) -> None:
+    """It ends those that are too many without a word: all that a client has is a time-out, as where a right lacks."""
+    kafka = broker_factory(settings={"max.connections.per.ip": "5"})
+    bridge = Bridge(kafka.bootstrap, tmp_path, "few.", f"sqlite:///{tmp_path / 'bridge.db'}")
+    assert "max.connections.per.ip" in bridge.run_refused("migrate")
+    said = bridge.run_refused("doctor")
+    assert "max.connections.per.ip" in said
+    assert "Allow Write" not in said
+
+
 @pytest.mark.parametrize("role", ROLES)
 def test_process_without_a_right_refuses_to_begin(stage: Stage, role: Role) -> None:
     """It names what is missing, and where that is found."""
