@@ -65,7 +65,8 @@ def test_reason_is_as_long_as_by_the_interface(bridge: WholeBridge) -> None:
 
 def test_parked_transaction_is_resumed(bridge: WholeBridge) -> None:
     """And one that is not parked says so; `check` needs no reason."""
-    bridge.call("PUT", "/v1/producer-groups/shop", {"check": {"max_lifetime_seconds": 30}})
+    check = {"transaction_timeout_seconds": 60, "max_lifetime_seconds": 30}
+    bridge.call("PUT", "/v1/producer-groups/shop", {"check": check})
     transaction_id = prepare(bridge)
     assert act(bridge, transaction_id, "resume").status == 409
     assert act(bridge, transaction_id, "abandon").status == 409
