@@ -5,6 +5,8 @@ ReconcileError
 +-- Indeterminate   Kafka, Java, Spark or a file did not do its part; retrying may help
 """
 
+_CALLING = "An error occurred while calling "
+_WORKER = "Python worker exited unexpectedly"
 _TRACEBACK = "Traceback (most recent call last):"
 
 
@@ -32,6 +34,10 @@ class Indeterminate(ReconcileError):
 def explain(error: Exception) -> str:
     """The innermost reason of an error of Spark's, or of Python in a worker, in one line."""
     text = str(error)
+    told = text.partition("\n: ")[2] if text.startswith(_CALLING) else ""  # py4j says first which call it was
+    text = told or text
+    if _WORKER in text:  # whose cause is java.io.EOFException, which nobody understands
+        return "a Python worker has ended in the middle of its work: was it killed, as where memory is short?"
     causes = [line.strip() for line in text.splitlines() if line.strip().startswith("Caused by:")]
     line = causes[-1].removeprefix("Caused by: ") if causes else text.strip().partition("\n")[0]
     _, is_python, frames = text.partition(_TRACEBACK)

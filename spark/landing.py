@@ -9,6 +9,7 @@ complete landings is as right as on Kafka.
 """
 
 import argparse
+import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -51,6 +52,7 @@ def land_once(spark: SparkSession, access: Access, tell: Tell, *, by_receipts: b
         tell(f"landing {int(unit.name)}: {len(plan.extents)} partitions")
         land_kafka(spark, plan, KafkaAccess(access.kafka, by_receipts), unit / EVENTS)
         tell("everything landed")
+        os.sync()  # its files, before they count
         (unit / _PLAN).replace(unit / WINDOW_FILE)
         return Ingested(unit, plan)
 
@@ -86,7 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _land(access: Access, tell: Tell, *, by_receipts: bool) -> int:
-    is_brief = _make_plan(access).offsets <= BRIEF_OFFSETS  # what cannot be is refused before Spark starts
+    with explained():  # what cannot be is refused before Spark starts
+        is_brief = _make_plan(access).offsets <= BRIEF_OFFSETS
     with running_session(access.jars, cores=access.cores, memory_mb=access.memory_mb, is_brief=is_brief) as spark:
         landed = land_once(spark, access, tell, by_receipts=by_receipts)
     sys.stdout.write(f"{landed.window.offsets:,} offsets landed in {landed.unit}\n")

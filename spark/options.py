@@ -80,11 +80,19 @@ def read_access(given: argparse.Namespace, *, needs_kafka: bool = True) -> Acces
         given.out,
         with_prefix(given.prefix),
         read_kafka_options(given, is_needed=needs_kafka),
-        [name for name in given.topics.split(",") if name],
+        _read_topics(given.topics),
         read_jars(given),
         given.cores,
         given.memory_mb,
     )
+
+
+def _read_topics(given: str) -> list[str]:
+    """Raises BadUsage for what names none, which would be all."""
+    names = [name.strip() for name in given.split(",") if name.strip()]
+    if given and not names:
+        raise BadUsage(f"--topics {given!r} names no topic", "Name them as A,B, or leave it out: then all are read.")
+    return names
 
 
 def parse_options(arguments: Sequence[str]) -> Options:

@@ -23,6 +23,7 @@ from spark.judge.findings import CLEARED, FINDINGS_FILE, Finding, compare, decid
 from spark.judge.fold import fold_sql
 from spark.judge.judging import (
     Judged,
+    find_misplaced,
     find_out_of_order,
     find_unreadable,
     judge_suspects,
@@ -122,7 +123,8 @@ def _run(spark: SparkSession, options: Options, tell: Tell) -> RunOutcome:
         is_read_first = options.window is None and options.landed is None
         judged.findings += tables.judge(scope, landed.before, is_read_first=is_read_first)
     overtakings, judged.related = find_out_of_order(spark, scope)
-    findings = compare([*judged.findings, *overtakings], before)
+    misplaced = find_misplaced(spark, scope, None if last is None else ledger.window_of(last.run), before)
+    findings = compare([*judged.findings, *overtakings, *misplaced], before)
     return _conclude(spark, options, ledger, _Run(run, folder, window, look, late, findings, judged, last), tell)
 
 

@@ -246,8 +246,8 @@ ADVICE: Mapping[FindingKind, Advice] = {
         "an interceptor, a transformation, a restore.",
     ),
     FindingKind.WRONG_PLACE: Advice(
-        "Published to another topic or partition than asked for.",
-        "Consumers of the one asked for did not have it. Was it moved or copied by hand?",
+        "Published to another topic or partition than asked for, or than its key belongs to.",
+        "Consumers of the right one did not have it, or not in the order of its key. Was it moved or copied by hand?",
     ),
     FindingKind.WRONG_RECEIPT: Advice(
         "The message is there; its receipt points elsewhere.",
@@ -287,7 +287,7 @@ ADVICE: Mapping[FindingKind, Advice] = {
         "Two producers share ids, or one has a wrong group name: look which of them wrote the end.",
     ),
     FindingKind.OUT_OF_ORDER: Advice(
-        "Published before an earlier commit of the same ordering key.",
+        "Published before an earlier commit of the same ordering key, or before an earlier message of its own.",
         "Consumers may have kept the older of two states of one thing: look at both records, then report it.",
     ),
     FindingKind.TABLE_MISMATCH: Advice(

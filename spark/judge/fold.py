@@ -1,4 +1,4 @@
-"""Events -> one row a transaction, in SQL that any engine reads (`events`: the envelope).
+"""Events -> one row a transaction, in SQL that engines with `TRY_SUM` read (`events`: the envelope).
 
 Only numbers are aggregated: the largest of a text would turn a hash aggregate into one that sorts. The fold does
 not judge. The fold sorts out what is plainly right, so that only the rest has to be replayed event by event; whatever
@@ -16,6 +16,12 @@ def _sum(condition: str, value: str = "1") -> str:
     return f"COALESCE(SUM(CASE WHEN {condition} THEN {value} END), 0)"
 
 
+def _hashes(condition: str, value: str) -> str:
+    """A sum of hashes, of which thousands fit into 64 bits. Where there are more nothing is plain: a record that is
+    copied in a loop must not end the run."""
+    return f"COALESCE(TRY_SUM(CASE WHEN {condition} THEN {value} END), 0)"
+
+
 def _least(condition: str, value: str) -> str:
     return f"MIN(CASE WHEN {condition} THEN {value} END)"
 
@@ -24,6 +30,7 @@ def _most(condition: str, value: str) -> str:
     return f"MAX(CASE WHEN {condition} THEN {value} END)"
 
 
+_WHILE_MS = 60_000  # a settler may know of fewer partitions than there are, for some seconds
 _OF_QUEUE = f"leg IN ({_H}, {_E}, {_A}, {_O})"
 _DIGITS = "'0123456789abcdefghijklmnopqrstuv'"
 OWN_QUEUE = f"(instr({_DIGITS}, substr(tx, 1, 1)) - 1) * 32 + instr({_DIGITS}, substr(tx, 2, 1)) - 1"
@@ -41,7 +48,7 @@ _COLUMNS = {
     "half_off": _least(_VALID_HALF, "off"),
     "prepared_ms": _least(_VALID_HALF, "ms"),
     "announced": _sum(f"leg = {_H}", "n"),
-    "body": _sum(f"leg = {_H}", "body"),
+    "body": _hashes(f"leg = {_H}", "body"),
     "asked": _sum(f"leg = {_H}", "asked"),
     "has_own_life": _sum(f"leg = {_H} AND life_ms IS NOT NULL"),
     "is_published": _sum(f"leg = {_H} AND code = {COMMIT}"),
@@ -61,13 +68,13 @@ _COLUMNS = {
     "final_op": _least(f"{_OWN_OP} AND code IN ({_FINAL})", "off * 8 + code"),
     "op_at": _most(f"leg = {_O}", "cause"),
     "op_half": _most(f"leg = {_O}", "half"),
-    "op_place": _sum(f"leg = {_O}", "place"),
+    "op_place": _hashes(f"leg = {_O}", "place"),
     "settled_ms": _most(f"leg = {_O}", "ms"),
     "copies": _sum(f"leg = {_P}"),
     "records": _sum(f"leg = {_V}"),
-    "record_body": _sum(f"leg = {_V}", "body"),
-    "record_place": _sum(f"leg = {_V}", "place"),
-    "paired": _sum(f"leg = {_V}", pair_product("body", "place")),
+    "record_body": _hashes(f"leg = {_V}", "body"),
+    "record_place": _hashes(f"leg = {_V}", "place"),
+    "paired": _hashes(f"leg = {_V}", pair_product("body", "place")),
     "least_topic_id": _least(f"leg IN ({_H}, {_V})", "topic_id"),
     "most_topic_id": _most(f"leg IN ({_H}, {_V})", "topic_id"),
     "least_part": _least(f"leg = {_V}", "part"),
@@ -76,7 +83,7 @@ _COLUMNS = {
 }
 
 _ONLY_WEIGHED = {
-    *("asked", "has_own_life", "acts", "op_at", "op_place", "copies", "record_place"),
+    *("has_own_life", "acts", "op_at", "op_place", "copies", "record_place"),
     *("least_topic_id", "most_topic_id", "least_part", "most_part", "least_queue", "most_queue"),
 }
 
@@ -128,21 +135,46 @@ SEVERAL_SQL = "SELECT tx, paired FROM transactions WHERE is_plain AND announced 
 """Of `transactions`, the fold's rows: those of several messages that are plain but for the order of their receipts."""
 
 
-def exchanged_sql(paired: str) -> str:
-    """Of `several`, the rows of `SEVERAL_SQL`: those whose receipts are not in the order of their messages.
+def exchanged_sql(paired: str, shuffled: str) -> str:
+    """Of `several`, the rows of `SEVERAL_SQL`: those whose receipts are not in the order of their messages, or name
+    records of one partition that are not.
 
-    `paired`: the sum of `pair_product` over `messages` and `receipts`, one beside the other.
+    `paired`: the sum of `pair_product` over `messages` and `receipts`, one beside the other; `shuffled`: whether the
+    offsets of `receipts` are out of order in a partition.
     """
     return f"""SELECT tx FROM several
 JOIN (SELECT tx, messages FROM events WHERE leg = {_H} AND n > 1) AS halves USING (tx)
-JOIN (SELECT tx, receipts FROM events WHERE leg = {_O} AND n > 1) AS ops USING (tx)
-WHERE paired <> {paired}"""
+JOIN (SELECT tx, receipts, {shuffled} AS is_shuffled FROM events WHERE leg = {_O} AND n > 1) AS ops USING (tx)
+WHERE paired <> {paired} OR is_shuffled"""
 
 
 KEPT_SQL = f"""SELECT tx, NOT is_plain AS is_suspect, is_open FROM
 (SELECT tx, is_plain, {_IS_OPEN} AS is_open FROM transactions) AS told WHERE NOT is_plain OR is_open"""
 """Of `transactions`, the fold's rows: those to be replayed event by event, and the open ones, which the next run must
 see again: whatever is not final, or not wholly readable yet."""
+
+
+MISPLACED_SQL = f"""WITH aside AS (
+  SELECT tx, topic, events.topic_id, part, off, spread, parts, ended_ms,
+    IF(taken_ms + {_WHILE_MS} < ended_ms, earlier, 1) AS before FROM events
+  JOIN counted USING (topic) JOIN transactions USING (tx)
+  WHERE leg = {_V} AND part <> spread % parts AND transactions.asked = 0),
+grown AS (
+  SELECT topic_id, record_part + 1 AS known, MIN(settled_ms) AS known_ms FROM transactions
+  WHERE is_plain AND topic_id IS NOT NULL AND record_part IS NOT NULL GROUP BY topic_id, record_part),
+bounded AS (
+  SELECT tx, topic, part, off, spread, parts, GREATEST(before, COALESCE(MAX(known), 1)) AS least FROM aside
+  LEFT JOIN grown ON grown.topic_id = aside.topic_id AND known_ms + {_WHILE_MS} < ended_ms
+  GROUP BY tx, topic, part, off, spread, parts, before)
+SELECT tx, topic, part, off, spread % parts AS own_part, parts FROM bounded
+WHERE tx IN (SELECT tx FROM told_before) OR NOT exists(sequence(LEAST(least, parts), parts), n -> spread % n = part)"""
+"""Visible records whose key belongs to another partition, by each number of partitions that the topic may have had when
+they were published: no less than was known a while before their commit was recorded, no more than now.
+
+`counted`: `topic`, its `parts` now, `earlier` and `taken_ms` of the last window; `told_before`: `tx` of what stands
+since then, whose proof may be gone. A record in a partition proves that it is there. Where a partition or a time was
+asked for nothing is compared.
+"""
 
 
 _KEYED = """okey IS NOT NULL AND commits + is_published > 0 AND rollbacks = 0 AND halves > 0

@@ -192,6 +192,16 @@ def match(messages: Sequence[PreparedMessage], receipts: Sequence[ReceiptRow], v
     return Match(pairs, left)
 
 
+def published(story: TransactionHistory) -> Iterator[tuple[Event, Event]]:
+    """Of what was committed, the half message with each record taken for one of its messages."""
+    half, last = story.half, story.last
+    if half is None or last is None or story.state != OpState.COMMITTED or story.decision != OpState.COMMITTED:
+        return
+    for pair in match(half.messages or (), last.receipts or (), story.visible).pairs:
+        if pair.record is not None and pair.is_in_place:
+            yield half, pair.record
+
+
 _Likeness = Callable[[PreparedMessage, ReceiptRow | None, Event], bool]
 
 

@@ -3,6 +3,7 @@
 What no receipt names is nobody's: a duplicate or a phantom looks like another producer's record.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -15,17 +16,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import Row as SparkRow
 
 from spark.errors import Indeterminate
-from spark.judge.findings import Finding, propose_repair, report, report_unreadable
+from spark.judge.findings import CLEARED, Finding, propose_repair, report, report_unreadable
 from spark.judge.fold import (
     CHAINED_SQL,
     KEPT_SQL,
+    MISPLACED_SQL,
     OVERTAKING_SQL,
     SCATTERED_SQL,
     SEVERAL_SQL,
     SHARED_SQL,
     exchanged_sql,
 )
-from spark.judge.history import replay
+from spark.judge.history import published, replay
 from spark.judge.row_rules import Row, judge_row, judge_rowless
 from spark.judge.rules import FindingKind, Found, judge
 from spark.read.envelope import (
@@ -39,6 +41,7 @@ from spark.read.envelope import (
     Scope,
     group_hash,
     paired_sql,
+    shuffled_sql,
 )
 from spark.read.events import EVENTS, TRANSACTIONS, events_of, join_ids, select_of, small
 from spark.read.sources import read_landed
@@ -48,6 +51,7 @@ from spark.read.window import Window
 # --- from the fold's rows to findings: what is not plainly right is replayed event by event ---
 
 _LINKED = "linked"
+_COUNTED = "topic STRING, parts INT, earlier INT, taken_ms BIGINT"
 _PLACE = ["topic", "part", "off"]
 
 # of the places that op messages name, who has named them, and since when; `is_disputed`: by several transactions
@@ -174,7 +178,9 @@ def keep_events(spark: SparkSession) -> None:
     kept = spark.sql(KEPT_SQL)
     if not several.isEmpty():
         small(several, several.count()).createOrReplaceTempView("several")
-        exchanged = spark.sql(exchanged_sql(paired_sql())).selectExpr("tx", "TRUE AS is_suspect", "FALSE AS is_open")
+        exchanged = spark.sql(exchanged_sql(paired_sql(), shuffled_sql())).selectExpr(
+            "tx", "TRUE AS is_suspect", "FALSE AS is_open"
+        )
         kept = kept.unionAll(exchanged)
     kept = kept.persist()
     count = kept.count()
@@ -208,6 +214,31 @@ def _tell_overtaking(tx: str, others: list[str], told: dict[str, list[Event]], s
     detail = f"published before {others[0]}" + (f" and {len(others) - 1} more" if len(others) > 1 else "")
     found = Found(FindingKind.OUT_OF_ORDER, f"{detail}, whose commit was recorded earlier", tuple(shown))
     return report(tx, told[tx], found, scope.now_ms)
+
+
+def find_misplaced(spark: SparkSession, scope: Scope, last: Window | None, before: Sequence[Finding]) -> list[Finding]:
+    """WRONG_PLACE: records in another partition than that of their key, where none was asked for.
+
+    `last`: the window of the last run; `before`: what was found then.
+    """
+    earlier = Counter(place.topic for place in ({} if last is None else last.extents))
+    taken_ms = 0 if last is None else last.taken_ms
+    parts = Counter(place.topic for place in scope.extents)
+    counted = [(topic, count, earlier[topic] or 1, taken_ms) for topic, count in parts.items()]
+    spark.createDataFrame(counted, _COUNTED).createOrReplaceTempView("counted")
+    known = [(one.transaction_id,) for one in before if one.kind == FindingKind.WRONG_PLACE and one.state != CLEARED]
+    spark.createDataFrame(known, "tx STRING").createOrReplaceTempView("told_before")
+    rows = {(row.tx, row.topic, row.part, row.off): row for row in spark.sql(MISPLACED_SQL).collect()}
+    findings: dict[str, Finding] = {}
+    told = events_of(spark, sorted({row.tx for row in rows.values()})).sort(*EVENT_ORDER) if rows else None
+    for tx, events in by_transaction(() if told is None else told.toLocalIterator()):
+        for half, record in published(replay(tx, events)):
+            row = rows.get((tx, record.topic, record.part, record.off))
+            if row is not None:
+                detail = f"its key belongs to partition {row.own_part} of {row.parts}"
+                found = Found(FindingKind.WRONG_PLACE, detail, (half, record))
+                findings.setdefault(tx, report(tx, events, found, scope.now_ms))
+    return [*findings.values()]
 
 
 def by_transaction(rows: Iterable[SparkRow]) -> Iterator[tuple[str, list[Event]]]:

@@ -63,7 +63,8 @@ def judge(tx: str, events: Iterable[Event], scope: Scope) -> list[Found]:
 
 
 def _published_as_prepared(story: TransactionHistory, scope: Scope) -> Iterator[Found]:
-    """MISSING, PARTIAL, DUPLICATE, CORRUPT, WRONG_PLACE, WRONG_RECEIPT, UNPROVABLE of a published commit."""
+    """MISSING, PARTIAL, DUPLICATE, CORRUPT, WRONG_PLACE, WRONG_RECEIPT, OUT_OF_ORDER within it, UNPROVABLE of a
+    published commit."""
     if story.half is None or story.last is None or story.state != OpState.COMMITTED:
         return
     if story.decision == OpState.ROLLED_BACK:
@@ -75,6 +76,7 @@ def _published_as_prepared(story: TransactionHistory, scope: Scope) -> Iterator[
     matched = match(messages, receipts, story.visible)
     yield from _absent(story, story.last, matched, scope)
     yield from _extra(story, matched)
+    yield from _shuffled(story.half, matched)
     for pair in matched.pairs:
         if pair.record is None:
             continue
@@ -147,6 +149,17 @@ def _extra(story: TransactionHistory, matched: Match) -> Iterator[Found]:
         assert story.half is not None
         told = f"{len(strange)} records nobody prepared{_tell_elsewhere(strange, matched)}"
         yield Found(FindingKind.CORRUPT, told, (story.half, *strange))
+
+
+def _shuffled(half: Event, matched: Match) -> Iterator[Found]:
+    """Where there are copies, or equal messages, nobody can say which of them is which."""
+    last: dict[QueuePlace, Event] = {}
+    for record in (pair.record for pair in matched.pairs if pair.record is not None and not matched.extra):
+        before = last.setdefault(QueuePlace(record.topic, record.part), record)
+        if record.off < before.off and record.content != before.content:
+            yield Found(FindingKind.OUT_OF_ORDER, "its messages are not in the order they were prepared in",
+                        (half, record, before))  # fmt: skip
+        last[QueuePlace(record.topic, record.part)] = max(before, record, key=lambda one: one.off)
 
 
 def _tell_elsewhere(records: Sequence[Event], matched: Match) -> str:

@@ -130,7 +130,7 @@ def booked_sql(window: Window, was_open: Sequence[str] = ()) -> str:
     """Of `transactions`, the fold's rows: those in the window's books, and whether they were open before."""
     started = _by_queue("queue", window.ranges_of([window.half]))
     told = _by_queue(OWN_QUEUE, window.ranges_of([window.op]))
-    still = "".join(f" OR tx = '{tx}'" for tx in was_open)
+    still = f" OR tx IN ({', '.join(map(repr, was_open))})" if was_open else ""
     return f"""SELECT *, half_off < {started} AS was_open FROM ({_COUNTED}) AS counted
 WHERE NOT COALESCE(final_op < {told} * 8 AND half_off < {started}, FALSE){still}"""
 

@@ -28,6 +28,7 @@ from spark.read.formats import (
     read_properties,
     read_remark,
     read_seconds,
+    read_spread,
 )
 
 # --- Spark's `xxhash64` of many rows at once, so that a hash made in Python equals one made in SQL ---
@@ -419,6 +420,7 @@ def _decode_real(records: Records, *, is_all_hashed: bool) -> Columns:
         "tx": ids,
         "leg": [Evidence.VISIBLE if tx else Evidence.FOREIGN for tx in ids],
         "code": [APPEND_TIME if clock == _APPENDED else None for clock in records.clocks] or None,
+        "spread": [read_spread(key) if is_ours else None for key, is_ours in zip(records.keys, is_hashed, strict=True)],
         **{name: pa.array(column, mask=~is_hashed) for name, column in hashes.items()},
     }
 

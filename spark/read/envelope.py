@@ -194,6 +194,7 @@ class Event(NamedTuple):
     okey: hash of the effective ordering key, None where there is neither an ordering key nor a message key.
     topic_id: hash of the topic (visible), or of that of all messages, 0 if they have several (half).
     remark: what came with an end, as it was said (end).
+    spread: what the key says of the partition: the rest by the number of partitions (visible).
     """
 
     tx: str
@@ -224,6 +225,7 @@ class Event(NamedTuple):
     okey: int | None = None
     topic_id: int | None = None
     remark: str | None = None
+    spread: int | None = None
     messages: tuple[PreparedMessage, ...] | None = None
     receipts: tuple[ReceiptRow, ...] | None = None
 
@@ -278,6 +280,12 @@ def paired_sql() -> str:
     """The sum of `pair_product` over a half message's `messages` and an op message's `receipts`."""
     product = pair_product(body_hash("m.topic", "m.content"), _hash("r.topic", "r.part", "r.off"))
     return f"aggregate(zip_with(messages, receipts, (m, r) -> {product}), 0L, (total, one) -> total + one)"
+
+
+def shuffled_sql() -> str:
+    """Whether an op message's `receipts` in one partition are not in the order of their offsets."""
+    numbered = "transform(receipts, (r, i) -> struct(r.topic, r.part, i AS number, r.off))"
+    return f"transform(array_sort({numbered}), r -> r.off) <> transform(array_sort(receipts), r -> r.off)"
 
 
 def _hash(*values: str) -> str:

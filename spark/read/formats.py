@@ -6,6 +6,8 @@ What they refuse is UNREADABLE here; what their settlers halt at is of another v
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from struct import iter_unpack
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
@@ -259,6 +261,27 @@ def read_seconds(text: str | None) -> int | None:
     """In milliseconds."""
     number = read_count(text)
     return None if number is None else number * 1_000
+
+
+_MIX, _WORD = 0x5BD1E995, (1 << 32) - 1
+_LONGEST_KEY = 1_024  # bytes; of longer ones it takes too long
+
+
+def read_spread(key: bytes | None) -> int | None:
+    """What the partition of a record is chosen by, of its key: 31 bits of murmur2, as of Java clients."""
+    return None if key is None or len(key) > _LONGEST_KEY else _spread(key)
+
+
+@lru_cache(1 << 16)
+def _spread(key: bytes) -> int:
+    state, whole = 0x9747B28C ^ len(key), len(key) & ~3
+    for (word,) in iter_unpack("<I", key[:whole]):
+        mixed = word * _MIX & _WORD
+        state = state * _MIX & _WORD ^ (mixed ^ mixed >> 24) * _MIX & _WORD
+    if whole < len(key):
+        state = (state ^ int.from_bytes(key[whole:], "little")) * _MIX & _WORD
+    state = (state ^ state >> 13) * _MIX & _WORD
+    return (state ^ state >> 15) & 0x7FFFFFFF
 
 
 class OpRow(NamedTuple):

@@ -6,9 +6,10 @@ below the second. All are last stable offsets: what no committed reader can see 
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka import (
     OFFSET_INVALID,
@@ -32,6 +33,7 @@ from spark.read.window import ANEW, Window
 
 _TIMEOUT_S = 10.0
 _ANSWER_S = _TIMEOUT_S + 5  # the client ends its requests itself; this is for a client that does not
+_PORTION = 500  # topics, or partitions
 _MOVING = frozenset(  # what a broker says of a partition that has just been made or moved; soon over
     {
         KafkaError.NOT_LEADER_FOR_PARTITION,
@@ -41,7 +43,7 @@ _MOVING = frozenset(  # what a broker says of a partition that has just been mad
     }
 )
 
-Ends = Mapping[QueuePlace, int]
+_Thing = TypeVar("_Thing")
 
 
 def take_window(
@@ -109,11 +111,14 @@ def _take(admin: AdminClient, internal: InternalTopics, wanted: list[str], last:
     ends = {**_offsets(admin, others, OffsetSpec.latest), **journal_ends}
     starts = _offsets(admin, places, OffsetSpec.earliest)
     policies = _read_policies(admin, {place.topic for place in places})
+    topics, counts = admin.list_topics(timeout=_TIMEOUT_S).topics, Counter(place.topic for place in places)
+    if any(len(topics[name].partitions) > count for name, count in counts.items() if name in topics):
+        return _take(admin, internal, wanted, last)  # what was published meanwhile may know of more partitions
     extents = {}
     for place in places:
         start = max(since.get(place, 0), starts[place])
         if since.get(place, 0) > ends[place]:
-            raise _made_anew(place.topic)
+            raise _cut_off(place, ends[place], since[place], is_same=last is not None and place.topic in last.topic_ids)
         if starts[place] > since.get(place, starts[place]):
             raise BadUsage(
                 f"{place.topic}-{place.part} begins at {starts[place]}: records since the last window were removed",
@@ -171,19 +176,35 @@ def _made_anew(topic: str) -> BadUsage:
     return BadUsage(f"topic {topic} was made anew since the last run", ANEW)
 
 
+def _cut_off(place: QueuePlace, end: int, read: int, *, is_same: bool) -> BadUsage:
+    """`is_same`: by Kafka's id it is the topic that was read."""
+    if not is_same:
+        return _made_anew(place.topic)
+    return BadUsage(
+        f"{place.topic}-{place.part} ends at {end}, the last run has read up to {read}: its newest records are lost",
+        f"Was a leader elected uncleanly, or a disk restored? {ANEW}",
+    )
+
+
 def _read_ids(admin: AdminClient, topics: Iterable[str]) -> dict[str, str]:
-    answers = admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=_TIMEOUT_S)
-    return {name: str(answer.result(_ANSWER_S).topic_id) for name, answer in answers.items()}
+    found: dict[str, str] = {}
+    for names in _portions(sorted(topics)):
+        answers = admin.describe_topics(TopicCollection(names), request_timeout=_TIMEOUT_S)
+        found |= {name: str(answer.result(_ANSWER_S).topic_id) for name, answer in answers.items()}
+    return found
+
+
+def _portions(things: list[_Thing]) -> Iterator[list[_Thing]]:
+    """What one request asks for: of ten thousand topics at once a broker's answer takes longer than is waited for."""
+    return (things[begin : begin + _PORTION] for begin in range(0, len(things), _PORTION))
 
 
 def _offsets(admin: AdminClient, places: list[QueuePlace], spec: Callable[[], OffsetSpec]) -> dict[QueuePlace, int]:
-    asked = {TopicPartition(*place): spec() for place in places}
-    if not asked:
-        return {}
-    answers = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_TIMEOUT_S)
-    found = {
-        QueuePlace(place.topic, place.partition): answer.result(_ANSWER_S).offset for place, answer in answers.items()
-    }
+    found: dict[QueuePlace, int] = {}
+    for portion in _portions(places):
+        asked = {TopicPartition(*place): spec() for place in portion}
+        answers = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_TIMEOUT_S)
+        found |= {QueuePlace(at.topic, at.partition): one.result(_ANSWER_S).offset for at, one in answers.items()}
     if silent := min([place for place, offset in found.items() if offset == OFFSET_INVALID], default=None):
         # what no broker answered in time comes back as a success
         reason = f"no answer to a question for the offsets of {silent.topic}-{silent.part}"
@@ -193,10 +214,10 @@ def _offsets(admin: AdminClient, places: list[QueuePlace], spec: Callable[[], Of
 
 def _read_policies(admin: AdminClient, topics: Iterable[str]) -> dict[str, tuple[str, str]]:
     """Clean-up policy and kind of timestamp of each topic."""
-    resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in sorted(topics)]
-    answers = admin.describe_configs(resources, request_timeout=_TIMEOUT_S)
-    found = {resource.name: answer.result(_ANSWER_S) for resource, answer in answers.items()}
-    return {
-        topic: (entries["cleanup.policy"].value, entries["message.timestamp.type"].value)
-        for topic, entries in found.items()
-    }
+    found: dict[str, tuple[str, str]] = {}
+    for names in _portions(sorted(topics)):
+        resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
+        for resource, answer in admin.describe_configs(resources, request_timeout=_TIMEOUT_S).items():
+            entries = answer.result(_ANSWER_S)
+            found[resource.name] = entries["cleanup.policy"].value, entries["message.timestamp.type"].value
+    return found

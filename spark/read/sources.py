@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as Delivered
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import broadcast
 
 from spark.errors import Indeterminate
 from spark.read.decode import (
@@ -94,7 +95,7 @@ def land_kafka(spark: SparkSession, window: Window, kafka: KafkaAccess, folder: 
 
     folder.mkdir(parents=True, exist_ok=True)
     planned = list(_cut(window, kafka, folder.absolute()))  # executors work in folders of their own
-    ranges = [one for one in planned if not one.file.exists()]
+    ranges = [one for one in planned if not _is_whole(one.file)]
     if ranges:
         options = dict(kafka.options)
         check_topics(options, window)
@@ -138,16 +139,19 @@ def _check_files(folder: Path) -> None:
 
 
 def _find_files(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob("[!._]*.parquet"))
+    return sorted(path.name for path in folder.glob("[!._]*.parquet") if _is_whole(path))
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether it is there. What a machine that lost its power has left empty is not: Spark would pass it over."""
+    return path.exists() and path.stat().st_size > 0
 
 
 def within(events: DataFrame, window: Window) -> DataFrame:
-    """The events of the window."""
-    parts = (
-        f"(topic = '{place.topic}' AND part = {place.part} AND off >= {extent.start} AND off < {extent.end})"
-        for place, extent in sorted(window.extents.items())
-    )
-    return events.where(" OR ".join(parts))
+    """The events of the window. (A condition for each of ten thousand partitions is more than Spark can compile.)"""
+    ranges = [(*place, extent.start, extent.end) for place, extent in sorted(window.extents.items())]
+    read = events.sparkSession.createDataFrame(ranges, "topic STRING, part INT, first BIGINT, behind BIGINT")
+    return events.join(broadcast(read), ["topic", "part"]).where("off >= first AND off < behind").select(events.columns)
 
 
 def _cut(window: Window, kafka: KafkaAccess, folder: Path) -> Iterator[_Range]:

@@ -126,7 +126,8 @@ class RunIndex:
         return [known.run for known in self.entries if entry.begins <= known.run <= entry.run]
 
     def add(self, entry: Run) -> None:
-        """From now on the run counts."""
+        """From now on the run counts; so its files may not get lost with the machine's power any more."""
+        os.sync()
         document: Mapping[str, Any] = {"v": 1, "runs": [asdict(known) for known in (*self.entries, entry)]}
         write_durably(self.folder / _NAME, json.dumps(document, indent=1) + "\n")
 

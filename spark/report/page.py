@@ -89,6 +89,7 @@ def _embed(figure: Figure, name: str, title: str, described: str) -> str:
 _LISTED = 200  # findings shown, shared among the kinds
 _MOST_ROWS = 1_000
 _MOST_RUNS = 30
+_MOST_LEGS = 50  # of a finding; of a record that was copied in a loop there may be a million
 _PARTS = {
     "findings": "Findings",
     "books": "Books",
@@ -152,6 +153,7 @@ def make_page(
         book_columns=BOOK_COLUMNS,
         book_heads=[(_HEADS.get(name, name.replace("_", " ")), 1) for name in BOOK_COLUMNS],
         most_rows=_MOST_ROWS,
+        most_legs=_MOST_LEGS,
         spans=[(label, summary["times"][name]) for label, name in _SPANS.items()],
         buckets=buckets,
         ages=ages,

@@ -184,6 +184,13 @@ def _told_wrongly(name: str) -> Iterator[Scenario]:
     for title, messages in (("exchanged between topics", two), ("exchanged within a partition", pair)):
         yield wrong(f"receipts {title}", "WRONG_RECEIPT", HALF, COMMITS, SHOW, step("show", index=1),
                     step("op", state=OpState.COMMITTED, is_reversed=True), messages=messages)  # fmt: skip
+    yield wrong("messages in another order", "OUT_OF_ORDER", HALF, COMMITS, step("show", index=1), SHOW,
+                step("op", state=OpState.COMMITTED, is_reversed=True),
+                messages=tuple(Message(ORDERS, None, message.value) for message in pair))  # fmt: skip
+    keyed = Message(ORDERS, b"place-" + name.encode(), b"v")
+    other = (choose_real_queue(keyed.key, "", REAL[ORDERS]) + 1) % REAL[ORDERS]
+    yield wrong("wrong partition of a key", "WRONG_PLACE", HALF, COMMITS, step("show", index=0, part=other), COMMITTED,
+                messages=(keyed,), age_ms=HOUR_MS)  # fmt: skip
     yield wrong("too many receipts", "WRONG_RECEIPT", HALF, COMMITS, SHOW,
                 step("op", state=OpState.COMMITTED, lost=(CREDITS, 0, 0)))  # fmt: skip
     yield wrong("caused by nothing", "CONTRADICTION", HALF, COMMITS, SHOW,

@@ -6,9 +6,25 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark.judge import totals
+from spark.judge.judging import find_misplaced
 from spark.read.envelope import Event, Evidence, OffsetRange, QueuePlace, ReceiptRow
+from spark.read.sources import within
 from spark.read.window import Window
-from tests.support.envelope_rows import HALF, NOW_MS, OP, PARKED, TWO, commit, half, op, record, rollback
+from tests.support.envelope_rows import (
+    END_MS,
+    HALF,
+    NOW_MS,
+    OP,
+    PARKED,
+    SCOPE,
+    TWO,
+    TX,
+    commit,
+    half,
+    op,
+    record,
+    rollback,
+)
 from tests.support.run_views import show_views
 
 BEFORE = ReceiptRow("orders", 1, 100)  # of another window
@@ -36,6 +52,57 @@ def test_topics_without_the_header_are_noticed(spark: SparkSession, events: list
     place = QueuePlace("orders", 0)
     compacted = {**WINDOW.extents, place: replace(WINDOW.extents[place], is_compacted=True)}
     assert not totals.is_header_missing(spark, totals.look_at(spark), replace(WINDOW, extents=compacted))
+
+
+def test_record_that_was_copied_in_a_loop_is_told(spark: SparkSession) -> None:
+    """As two mirrors do that copy each other: thousands of hashes do not fit into a sum, and end no run."""
+    most = (1 << 52) - 1
+    copies = [record(100 + number)._replace(body=most, place=most) for number in range(2_100)]
+    show_views(spark, [half(), commit(), op("COMMITTED"), *copies])
+    rows = spark.sql("SELECT records, is_plain FROM transactions").collect()
+    assert [tuple(row) for row in rows] == [(2_100, False)]
+    (book,) = totals.open_books(spark, WINDOW).count_topics()
+    assert (book["committed"], book["visible"], book["is_equal"]) == (1, 2_100, False)
+    assert not totals.tally(spark, NOW_MS).compare_fingerprints()["is_equal"]
+
+
+def test_window_of_many_partitions_is_taken_from_what_was_landed(spark: SparkSession) -> None:
+    """Each of a cluster with thousands of topics; no record of before or after."""
+    show_views(spark, [half(), commit(off=199), op("COMMITTED"), record(off=200), record(off=9)])
+    many = {QueuePlace(f"topic-{number}", 0): OffsetRange(0, 1, 1) for number in range(5_000)}
+    window = replace(WINDOW, extents={**many, **WINDOW.extents, QueuePlace("orders", 0): OffsetRange(10, 200, 200)})
+    events = spark.table("events")
+    taken = within(events, window)
+    assert taken.columns == events.columns
+    assert sorted((row.topic, row.off) for row in taken.collect()) == [(HALF, 10), (HALF, 199), (OP, 30)]
+
+
+@pytest.mark.parametrize(
+    ("spread", "known_ms", "is_found"),
+    [
+        pytest.param(7, None, False, id="where its key belongs"),
+        pytest.param(6, None, True, id="where it never belonged"),
+        pytest.param(5, None, False, id="where it belonged when there were two"),
+        pytest.param(5, END_MS, False, id="there were three by then, as few may know"),
+        pytest.param(5, END_MS - 120_000, True, id="there were three long before"),
+        pytest.param(None, END_MS - 120_000, False, id="of an older release, or without a key"),
+    ],
+)
+def test_key_in_another_partition_is_found(
+    spark: SparkSession, spread: int | None, known_ms: int | None, is_found: bool
+) -> None:
+    """By what was known when it was published; and once found it stands, though what proves it was read before."""
+    told = op("COMMITTED", receipts=[ReceiptRow("orders", 1, 100)])
+    show_views(spark, [half(), commit(), told, record(part=1, spread=spread)])
+    last = None if known_ms is None else Window(HALF, OP, PARKED, known_ms, SCOPE.extents)
+    found = find_misplaced(spark, SCOPE, last, [])
+    assert [(one.kind, one.transaction_id) for one in found] == [("WRONG_PLACE", TX)] * is_found
+    assert find_misplaced(spark, SCOPE, None, found) == found
+    earlier = [event._replace(tx=f"{9:028d}", ms=event.ms - 120_000) for event in (half(), commit(), op("COMMITTED"))]
+    third = record(5, part=2, spread=2)
+    known = [*earlier[:2], earlier[2]._replace(place=third.place), third._replace(tx=f"{9:028d}")]
+    show_views(spark, [*known, half(), commit(), told, record(part=1, spread=spread)])
+    assert bool(find_misplaced(spark, SCOPE, None, [])) is (spread in {5, 6})
 
 
 def test_books_count_every_transaction_once(spark: SparkSession) -> None:

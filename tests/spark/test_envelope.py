@@ -18,6 +18,7 @@ from bridge.core.op_message import (
 )
 from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Resolution, Source
 from bridge.core.record_codec import encode_act, encode_end, encode_half, encode_parked, encode_published
+from bridge.core.topics import murmur2
 from bridge.core.transaction import Transaction, TransactionState, make_transaction_id
 from spark.read.decode import (
     Decode,
@@ -266,6 +267,14 @@ def test_other_producers_records_are_foreign() -> None:
     headers = [[], [("x", b"1")], [ours, ("x", b"1")], [("transaction-id", b"t" * 28)], [("transaction-id", None)]]
     rows = read(decode_real, [Message("orders", b"k", b"v", one) for one in headers])
     assert [(row.tx, row.leg) for row in rows] == [("", Evidence.FOREIGN)] * len(headers)
+
+
+def test_key_says_what_the_partition_is_chosen_by() -> None:
+    """As Java clients compute it, here and in the bridge; of other producers' records nothing is asked."""
+    keys = [bytes(range(200, 200 + size)) for size in range(13)] + [b"order-42", b"\xff" * 1_024]
+    ours = [encode_published(Message("orders", key, b"v"), TX, 0, 9, True) for key in (*keys, None, b"k" * 1_025)]
+    rows = read(decode_real, [*ours, Message("orders", b"k", b"v")])
+    assert [row.spread for row in rows] == [*(murmur2(key) & 0x7FFFFFFF for key in keys), None, None, None]
 
 
 def test_hash_is_the_same_alone_and_among_many() -> None:

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from bridge.core.topics import InternalTopics, with_prefix
 from spark.errors import BadUsage, Indeterminate
+from spark.read import offsets
 from spark.read.envelope import QueuePlace
 from spark.read.offsets import take_window
 from spark.read.window import Window
@@ -95,6 +97,24 @@ def test_topic_that_was_made_anew_is_told(cluster: Cluster, records: int) -> Non
     cluster.put(records)
     with pytest.raises(BadUsage, match="was made anew"):
         cluster.take(last=cluster.last)
+
+
+def test_topic_that_has_lost_its_newest_records_is_not_called_another(cluster: Cluster) -> None:
+    """As after an unclean election: whoever looks for the one who made it anew looks in vain."""
+    place = QueuePlace(cluster.orders, 0)
+    read = replace(cluster.last.extents[place], end=9)
+    last = replace(cluster.last, extents={**cluster.last.extents, place: read})
+    with pytest.raises(BadUsage, match="ends at 5, the last run has read up to 9: its newest records are lost"):
+        cluster.take(last=last)
+
+
+def test_window_is_the_same_however_much_is_asked_for_at_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brokers of thousands of topics are asked in portions."""
+    monkeypatch.setattr(offsets, "_PORTION", 1)
+    again = cluster.take()
+    assert (again.extents, again.topic_ids) == (cluster.last.extents, cluster.last.topic_ids)
 
 
 def test_topic_that_is_not_read_on_is_told(cluster: Cluster) -> None:

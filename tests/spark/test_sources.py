@@ -96,8 +96,10 @@ def test_committed_records_are_read_once(spark: SparkSession, kafka: str, stage:
         written = {path.name: path.stat().st_mtime_ns for path in cut.iterdir()}
         some = min(cut.iterdir())
         some.unlink()
+        emptied = max(cut.glob("*.parquet"))
+        emptied.write_bytes(b"")
         land_kafka(spark, window, KafkaAccess(options), cut)
-    assert [path for path in cut.iterdir() if written[path.name] != path.stat().st_mtime_ns] == [some]
+    assert {path for path in cut.iterdir() if written[path.name] != path.stat().st_mtime_ns} == {some, emptied}
     first, second = (read_landed(spark, folder).sort(*KEY).collect() for folder in (whole, cut))
     assert first == second
     places = [tuple(row[name] for name in KEY) for row in first]
@@ -224,15 +226,18 @@ def test_task_that_is_done_twice_leaves_its_rows_once(
 
 
 def test_file_that_is_missing_is_told(spark: SparkSession, kafka: str, stage: SeededTopics, tmp_path: Path) -> None:
-    """Or one that nobody landed: neither fewer rows nor more."""
+    """Or one that nobody landed, or that has lost its content with the machine's power: neither fewer rows nor more."""
     options = {"bootstrap.servers": kafka}
     land_kafka(spark, take_window(options, stage.internal, [stage.real("orders")]), KafkaAccess(options), tmp_path)
     file = min(tmp_path.glob("*.parquet"))
     file.rename(tmp_path / f"_{file.name}")
     with pytest.raises(Indeterminate, match=f"{file.name} is missing"):
         read_landed(spark, tmp_path)
+    file.touch()
+    with pytest.raises(Indeterminate, match=f"{file.name} is missing"):
+        read_landed(spark, tmp_path)
     (tmp_path / f"_{file.name}").rename(file)
-    (tmp_path / "stray.parquet").touch()
+    (tmp_path / "stray.parquet").write_bytes(b"stray")
     with pytest.raises(Indeterminate, match=r"stray.parquet does not belong there"):
         read_landed(spark, tmp_path)
 

@@ -1,6 +1,7 @@
 """Reports made by hand for tests of the page: every kind of finding, hostile names, nothing at all, very much."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from spark.judge.findings import FINDINGS, NEW, PASS, STILL, Finding, ReportedEvidence
@@ -113,13 +114,14 @@ def nothing_there() -> str:
 
 
 def very_much() -> str:
-    """200 topics, 30 groups, 10,000 findings, the last of 500 runs."""
+    """200 topics, 30 groups, 10,000 findings, one with 60,000 records, the last of 500 runs."""
     topics, groups = [f"orders.region-{number}.v2" for number in range(200)], [f"group-{n}" for n in range(30)]
     kinds = [*[FindingKind.MISSING] * 10, *FindingKind]
     findings = [
         make_finding(number, kinds[number % len(kinds)], groups[number % 30], topics[number % 200])
         for number in range(10_000)
     ]
+    findings[0] = replace(findings[0], state=NEW, legs=[*findings[0].legs] * 20_000)
     return _page(topics, groups, findings, 1_000_000, runs=500)
 
 

@@ -35,6 +35,14 @@ RIGHT = {
         half((*ONE, *ONE)), commit(), record(), record(101),
         op("COMMITTED", receipts=[ReceiptRow("orders", 0, 100), ReceiptRow("orders", 0, 101)]),
     ],
+    "two equal messages, told in another order": [
+        half((*ONE, *ONE)), commit(), record(), record(101),
+        op("COMMITTED", receipts=[ReceiptRow("orders", 0, 101), ReceiptRow("orders", 0, 100)]),
+    ],
+    "several messages in two partitions": [
+        half((*ONE, PreparedMessage("orders", None, 112, None))), commit(), record(101), record(100, 112, part=1),
+        op("COMMITTED", receipts=[ReceiptRow("orders", 0, 101), ReceiptRow("orders", 1, 100)]),
+    ],
     "receipts without offset": [half(), commit(), op("COMMITTED", receipts=[ReceiptRow("orders", 0, None)]), record()],
     "repeated ends": [half(), commit(), commit(21), commit(22), COMMITTED, record()],
     "a contradiction, the first won": [half(), commit(), rollback(21), COMMITTED, record()],
@@ -104,6 +112,10 @@ WRONG = {
     "receipts of one topic exchanged": (
         [half((*ONE, PreparedMessage("orders", None, 112, None))), commit(), record(), record(101, 112),
          op("COMMITTED", receipts=[ReceiptRow("orders", 0, 101), ReceiptRow("orders", 0, 100)])], "WRONG_RECEIPT",
+    ),
+    "messages of one partition in another order": (
+        [half((*ONE, PreparedMessage("orders", None, 112, None))), commit(), record(101), record(100, 112),
+         op("COMMITTED", receipts=[ReceiptRow("orders", 0, 101), ReceiptRow("orders", 0, 100)])], "OUT_OF_ORDER",
     ),
     "more receipts than messages": ([half(), commit(), op("COMMITTED", receipts=BOTH), record()], "WRONG_RECEIPT"),
     "fewer receipts than messages": (

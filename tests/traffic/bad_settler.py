@@ -150,6 +150,12 @@ class BadSettler:
         self.show(case)
         self.tell(case)
 
+    def turn_round(self, case: Case) -> None:
+        """The second message before the first, and receipts that say so."""
+        self.show(case, 1)
+        self.show(case)
+        self.tell(case, case.receipts[::-1])
+
     def leave(self, case: Case) -> None:
         """For ever."""
 
@@ -176,6 +182,7 @@ WRONGS = (
     Wrong(("PHANTOM", "CONTRADICTION"), "rollback", BadSettler.settle),
     Wrong(("PHANTOM",), "", BadSettler.show),
     Wrong(("WRONG_GROUP",), _THIEF, BadSettler.settle),
+    Wrong(("OUT_OF_ORDER",), "commit", BadSettler.turn_round, size=2),
     Wrong((), "commit", BadSettler.keep_back, is_ordered=True),
     Wrong(("OUT_OF_ORDER",), "commit", BadSettler.overtake, is_ordered=True),
 )

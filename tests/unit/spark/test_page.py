@@ -46,6 +46,7 @@ def test_no_kind_hides_another() -> None:
     assert page.count('<tr><th scope="row" class="name"><code') == len(FindingKind) * (200 // len(FindingKind))
     assert all(f'<h3 id="{kind}">' in page for kind in FindingKind)
     assert len(page) < 2_000_000
+    assert page.count(" more, in findings.jsonl") == 1
 
 
 def test_every_kind_says_what_to_do() -> None:

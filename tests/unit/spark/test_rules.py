@@ -48,7 +48,7 @@ def test_what_is_wrong_is_found_by_its_kind(name: str) -> None:
 
 def test_every_kind_of_one_transaction_is_tried() -> None:
     """Others need more than one transaction's events, or none; unprovable ones have tests of their own."""
-    elsewhere = {FindingKind.OUT_OF_ORDER, FindingKind.TABLE_MISMATCH, FindingKind.UNREADABLE, FindingKind.UNPROVABLE}
+    elsewhere = {FindingKind.TABLE_MISMATCH, FindingKind.UNREADABLE, FindingKind.UNPROVABLE}
     assert {kind for _, expected in WRONG.values() for kind in expected.split()} == set(FindingKind) - elsewhere
 
 

@@ -5,6 +5,8 @@ import subprocess
 import pytest
 
 from bridge.broker.ports import find_java
+from spark.errors import BadUsage, explain
+from spark.options import parse_options
 from spark.session import java_flags
 
 
@@ -14,3 +16,39 @@ def test_java_starts_with_the_flags_of_short_and_of_long_jobs(is_brief: bool) ->
     flags = ["-Xmx1024m", *java_flags(1_024, is_brief=is_brief).split()]
     started = subprocess.run([find_java().path, *flags, "-version"], capture_output=True, text=True, check=False)
     assert (started.returncode, "warning" in started.stderr.lower()) == (0, False), started.stderr
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "An error occurred while calling o65.load.\n: org.postgresql.util.PSQLException: FATAL: no user\n\tat x",
+            "org.postgresql.util.PSQLException: FATAL: no user",
+        ),
+        (
+            "An error occurred while calling o65.load.\n: java.lang.Error: no\n\tat x\nCaused by: java.io.Other: why\n",
+            "java.io.Other: why",
+        ),
+        (
+            "An error occurred while calling x.\n: E: Python worker exited unexpectedly (crashed).\nCaused by: F\n",
+            "a Python worker has ended in the middle of its work: was it killed, as where memory is short?",
+        ),
+        ("[NO_SUCH] a table\nmore", "[NO_SUCH] a table"),
+    ],
+)
+def test_reason_is_told_and_not_the_call(said: str, told: str) -> None:
+    """What a database has refused, as a password, has no cause besides."""
+    assert explain(RuntimeError(said)) == told
+
+
+@pytest.mark.parametrize(("given", "names"), [("", []), ("a, b", ["a", "b"]), ("a,", ["a"])])
+def test_topics_are_named_with_or_without_blanks(given: str, names: list[str]) -> None:
+    """None at all are all of them."""
+    assert parse_options(["--out", "o", "--kafka", "k:1", "--topics", given]).topics == names
+
+
+@pytest.mark.parametrize("given", [",", " "])
+def test_topics_that_name_none_are_not_all_of_them(given: str) -> None:
+    """As of a variable that nobody has set."""
+    with pytest.raises(BadUsage, match="names no topic"):
+        parse_options(["--out", "o", "--kafka", "k:1", "--topics", given])
