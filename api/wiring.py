@@ -10,6 +10,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -49,7 +50,7 @@ from bridge.sql.at_rest import SecretCipher, use_cipher
 from bridge.sql.engine import Database, read_revisions
 from bridge.sql.identity import ProcessBoard
 from bridge.store.kafka.admin import KafkaTopicAdmin
-from bridge.store.kafka.options import KafkaConfig, check_user_options
+from bridge.store.kafka.options import KafkaConfig, OptionFiles, check_user_options, find_warning
 from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
 from checker.call import CheckCaller
 from checker.endpoint_guard import CallbackPolicy, check_url, parse_networks
@@ -105,7 +106,7 @@ class KafkaParts:
         self.owners = KafkaOwnerStore(config, self._destinations.max_message_bytes)
         self.store = KafkaMessageStore(config, self.owners)
         self._gathering = KafkaOwnerStore(replace(config, options={**settings.kafka, **_GATHERING}))
-        self.held_back_ms = config.held_back.find_ms
+        self.find_warning = partial(find_warning, config.held_back, OptionFiles(settings.kafka))
 
     def back(self, database: Database, open_caller: Callable[[], CheckCaller]) -> Backing:
         """What a process stands on, with the machine's time and chance."""
@@ -362,7 +363,7 @@ class _Process:
             search=node.search,
             parked=node.parked,
             readiness=make_readiness(
-                node, self._kafka.last_error, certificates, self._board, self._versions, self._kafka.held_back_ms
+                node, self._kafka.last_error, certificates, self._board, self._versions, self._kafka.find_warning
             ),
             limits=HttpLimits(
                 body_bytes=limits.body_bytes,

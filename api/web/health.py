@@ -55,14 +55,14 @@ def make_readiness(
     certificates: Certificates | None = None,
     processes: ProcessBoard | None = None,
     versions: VersionWatch | None = None,
-    held_back_ms: Callable[[], int] = int,
+    kafka_warning: Callable[[], str] = str,
 ) -> Mapping[str, ReadinessCheck]:
     """The checks of a process that has started, by name. `kafka_error`: what its clients complained of last.
 
-    `held_back_ms`: how long Kafka held back its last request, 0 if none.
+    `kafka_warning`: what will stop them if nobody acts, empty if nothing.
     """
     checks: dict[str, ReadinessCheck] = {
-        "kafka": lambda: _kafka(node.backing.admin, kafka_error, held_back_ms),
+        "kafka": lambda: _kafka(node.backing.admin, kafka_error, kafka_warning),
         "sql": lambda: check_sql(node.backing.database, processes),
         "topology": lambda: _topology(node.guard),
         "op-records": lambda: _op_records(node.seal_watch),
@@ -95,17 +95,15 @@ def make_readiness(
 
 
 async def _kafka(
-    admin: TopicAdmin, kafka_error: Callable[[], str | None], held_back_ms: Callable[[], int]
+    admin: TopicAdmin, kafka_error: Callable[[], str | None], kafka_warning: Callable[[], str]
 ) -> CheckResult:
     try:
         async with asyncio.timeout(_KAFKA_ANSWER_MS / 1000):
             await admin.ping()
     except (StoreError, TimeoutError) as error:
         return CheckResult(is_ok=False, detail=kafka_error() or str(error) or "no answer")
-    if held_ms := held_back_ms():
-        detail = f"Kafka held back a request for {held_ms} ms: raise the quota of the bridge's user or client ids"
-        return CheckResult(is_ok=False, is_degraded=True, detail=detail)
-    return CheckResult(is_ok=True)
+    warning = kafka_warning()
+    return CheckResult(is_ok=not warning, is_degraded=True, detail=warning)
 
 
 async def check_sql(database: Database, processes: ProcessBoard | None = None) -> CheckResult:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -57,6 +58,34 @@ class HeldBack:
         self._until = self._now() + _HELD_BACK_S
         if is_new:
             _LOG.warning("kafka_quota_reached", broker=event.broker_name, held_back_ms=self._ms)
+
+
+class OptionFiles:
+    """The files that options name. A client reads them when it is made, and many live as long as the process."""
+
+    def __init__(self, options: Mapping[str, OptionValue]) -> None:
+        paths = [Path(str(value)) for name, value in options.items() if name.endswith(".location")]
+        self._written = {path: _find_written(path) for path in paths}
+
+    def find_renewed(self) -> list[str]:
+        """Paths of those that were written since the process began."""
+        return [str(path) for path, written in self._written.items() if _find_written(path) not in {written, None}]
+
+
+def _find_written(path: Path) -> int | None:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+def find_warning(held_back: HeldBack, files: OptionFiles) -> str:
+    """What does not stop the clients yet; empty if nothing."""
+    if held_ms := held_back.find_ms():
+        return f"Kafka held back a request for {held_ms} ms: raise the quota of the bridge's user or client ids"
+    if renewed := files.find_renewed():
+        return f"{', '.join(renewed)}: renewed since this process began, which uses what was read then: restart it"
+    return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,19 @@
 """Who has the last word on an option."""
 
+import os
+from pathlib import Path
+
 import pytest
 from confluent_kafka import KafkaError
 
 from bridge.core.errors import ConfigError
 from bridge.store.kafka.options import (
     ClientErrors,
+    HeldBack,
     KafkaConfig,
+    OptionFiles,
     append_options,
+    find_warning,
     member_options,
     reader_options,
     transaction_options,
@@ -65,3 +71,18 @@ def test_complaints_are_kept_until_something_works() -> None:
     assert errors.fatal is not None
     errors.clear()
     assert errors.last_error is None
+
+
+def test_renewed_certificate_is_told_until_a_restart(tmp_path: Path) -> None:
+    """The clients go on with what they have read, until brokers refuse it."""
+    cert, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    for path in (cert, key):
+        path.touch()
+    options = {"ssl.certificate.location": str(cert), "ssl.key.location": str(key), "ssl.ca.location": "probe"}
+    files = OptionFiles(options)
+    assert find_warning(HeldBack(), files) == ""
+    os.utime(cert, (1, 1))
+    key.unlink()  # between two files of a renewal
+    told = find_warning(HeldBack(), files)
+    assert told.startswith(f"{cert}: renewed since this process began")
+    assert find_warning(HeldBack(), OptionFiles(options)) == ""
