@@ -28,8 +28,8 @@ install: $(INSTALLED) ## the virtual environment .venv with everything, locked b
 demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(DEMO)) ## a real Kafka, a shop that is killed, and the bridge that rescues its message
 	$(BIN)/outbox-bridge demo
 
-test: $(INSTALLED) ## all tests, three at a time (they wait a lot), on a real Kafka (TEST_ARGS="-k name" for some of them)
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
+test: $(INSTALLED) ## all tests, four at a time (they wait a lot), on a real Kafka (TEST_ARGS="-k name" for some of them)
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
 
 examples: $(INSTALLED) ## every program in examples/, with the built wheel (needs curl, jq, sqlite3, Node.js, Go and Java)
 	$(BIN)/python -m pytest tests/examples -n 2 --dist loadfile $(TEST_ARGS)
