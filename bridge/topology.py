@@ -406,7 +406,7 @@ def _judge_size(topic: TopicDescription, rules: TopicRules) -> TopologyFault | N
 
 
 def _judge_election(topic: TopicDescription) -> TopologyFault | None:
-    if topic.config.get("unclean.leader.election.enable", "false") == "false":
+    if not topic.has_unclean_elections:
         return None
     detail = "unclean leader election can forget what was acknowledged"
     return _fault(FaultKind.UNCLEAN_ELECTION, topic, detail, "unclean.leader.election.enable", "false")
@@ -414,7 +414,7 @@ def _judge_election(topic: TopicDescription) -> TopologyFault | None:
 
 def _judge_replicas(topic: TopicDescription, brokers: int) -> TopologyFault | None:
     """On a single broker there is nothing to choose; on more, two must have what is acknowledged."""
-    factor, min_insync = topic.replication_factor, _int(topic, "min.insync.replicas")
+    factor, min_insync = topic.replication_factor, topic.min_insync_replicas
     if factor == 1 and brokers > 1:
         detail = f"1 replica on {brokers} brokers: one lost disk loses what was acknowledged"
         remedy = (

@@ -185,18 +185,24 @@ class TopicDescription:
         """Whether the topic is compacted: it then refuses every record without a key."""
         return "compact" in self.config.get("cleanup.policy", "")
 
+    @property
+    def min_insync_replicas(self) -> int:
+        """So many must have what is acknowledged; 0 if it is not known."""
+        return int(self.config.get("min.insync.replicas", "0"))
+
+    @property
+    def has_unclean_elections(self) -> bool:
+        """Whether a leader may be elected that lacks what was acknowledged."""
+        return self.config.get("unclean.leader.election.enable", "false") != "false"
+
     def find_weakness(self, own: "TopicDescription") -> str | None:
         """Why it may lose what the op topic `own` keeps when a disk is lost; None if it keeps as much."""
         if own.replication_factor > 1 >= self.replication_factor:
             return "replication factor 1"
-        if _min_insync(own) > 1 >= _min_insync(self):
+        if own.min_insync_replicas > 1 >= self.min_insync_replicas:
             return "min.insync.replicas 1"
-        is_unclean = self.config.get("unclean.leader.election.enable") == "true" and own.replication_factor > 1
-        return "unclean.leader.election.enable true" if is_unclean else None
-
-
-def _min_insync(topic: TopicDescription) -> int:
-    return int(topic.config.get("min.insync.replicas", "1"))
+        is_worse = self.has_unclean_elections and own.replication_factor > 1
+        return "unclean.leader.election.enable true" if is_worse else None
 
 
 class NotTaken(StrEnum):
