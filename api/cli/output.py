@@ -61,6 +61,7 @@ class CommandFailed(Exception):
 
 Told = tuple[Exit, str, str]
 
+_AGAIN = "Run the command again; what it had done already is not done twice."
 _KAFKA_REMEDY = (
     "Does Kafka run at kafka.bootstrap.servers (`outbox-bridge config show`), and can this machine reach the addresses "
     "that its brokers give (their advertised.listeners)? "
@@ -108,7 +109,15 @@ def _advise(error: StoreError) -> str:
         return TIMEOUT_REMEDY
     if "no right" in str(error) or "AUTHORIZATION_FAILED" in str(error):
         return RIGHTS_REMEDY
-    return f"{_KAFKA_REMEDY} {CONNECTIONS_REMEDY}" if isinstance(error, BatchOutcomeUnknown) else _KAFKA_REMEDY
+    return f"{_AGAIN} {_KAFKA_REMEDY} {CONNECTIONS_REMEDY}" if isinstance(error, BatchOutcomeUnknown) else _KAFKA_REMEDY
+
+
+def _tell_kafka(error: StoreError) -> Told:
+    """Silence is no refusal: what was asked for may have been done."""
+    remedy = _advise(error)
+    if remedy.startswith(_AGAIN):
+        return Exit.UNREACHABLE, f"whether Kafka has taken it is not known: {error}", remedy
+    return Exit.FAILED, f"Kafka refuses: {error}", remedy
 
 
 # the first row that fits; what is above inherits from what is below
@@ -121,7 +130,7 @@ _TELLERS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], Callable[[A
     (TableMissing, _tell_table),
     (DatabaseUnavailable, lambda e: (Exit.UNREACHABLE, f"the database cannot be used now: {e}", _OUTBOX_SQL_REMEDY)),
     (OutboxConfigError, lambda error: (Exit.USAGE, str(error), "")),
-    (StoreError, lambda e: (Exit.FAILED, f"Kafka refuses: {e}", _advise(e))),
+    (StoreError, _tell_kafka),
     (BridgeError, lambda error: (Exit.FAILED, str(error), str(getattr(error, "remedy", "")))),
 )
 

@@ -4,7 +4,14 @@ import pytest
 
 from api.cli.output import CommandFailed, Exit, explain
 from bridge.broker.ports import JarsUnavailable, PortTaken
-from bridge.core.errors import ConfigError, QueueHalted, SqlUnavailable, StoreTimeout, StoreUnavailable
+from bridge.core.errors import (
+    BatchOutcomeUnknown,
+    ConfigError,
+    QueueHalted,
+    SqlUnavailable,
+    StoreTimeout,
+    StoreUnavailable,
+)
 
 
 @pytest.mark.parametrize(
@@ -25,6 +32,18 @@ def test_expected_errors_have_their_exit_code(error: Exception, code: Exit) -> N
     assert failure is not None
     assert failure.code is code
     assert str(error) in failure.reason
+
+
+def test_silence_of_kafka_is_not_told_as_its_refusal() -> None:
+    """Nobody knows whether it was done; a refusal is told as one, with what it needs."""
+    silence = explain(BatchOutcomeUnknown("not written in time"))
+    assert silence is not None
+    assert silence.code is Exit.UNREACHABLE
+    assert silence.reason == "whether Kafka has taken it is not known: not written in time"
+    assert silence.remedy.startswith("Run the command again")
+    refusal = explain(BatchOutcomeUnknown("TOPIC_AUTHORIZATION_FAILED"))
+    assert refusal is not None
+    assert (refusal.code, refusal.reason) == (Exit.FAILED, "Kafka refuses: TOPIC_AUTHORIZATION_FAILED")
 
 
 def test_remedy_of_an_error_is_kept() -> None:
