@@ -38,8 +38,7 @@ from bridge.core.grants import Rights, Verb
 from bridge.core.message import Header
 from bridge.core.transaction import find_trace_id
 from bridge.service.access import ANYBODY, Caller
-from bridge.service.answers import refuse_right
-from bridge.service.contract import Outcome
+from bridge.service.contract import Outcome, refuse_right
 from bridge.turns import each_in_steps
 
 _LOG = structlog.get_logger()

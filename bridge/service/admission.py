@@ -19,8 +19,15 @@ from bridge.core.properties import count_body_bytes, find_bad_header, is_propert
 from bridge.core.record import SEEN_LIMIT_MS
 from bridge.core.transaction import TransactionView
 from bridge.fault_points import FaultPoint, reach
-from bridge.service.answers import refuse_group, refuse_right, refuse_unavailable
-from bridge.service.contract import Limits, PrepareCall, RefusalCode, Refused
+from bridge.service.contract import (
+    Limits,
+    PrepareCall,
+    RefusalCode,
+    Refused,
+    refuse_group,
+    refuse_right,
+    refuse_unavailable,
+)
 from bridge.service.journal import Deadline, EndOffsets
 from bridge.service.reads import CurrentRead, CurrentReads, Freshness
 from bridge.service.topics import TopicCache

@@ -17,8 +17,7 @@ from bridge.core.message import Message
 from bridge.core.transaction import TransactionState, TransactionView
 from bridge.directory import PullCheck, PullCheckStore
 from bridge.fault_points import FaultPoint, reach
-from bridge.service.answers import refuse_for_group, refuse_group, refuse_unavailable
-from bridge.service.contract import RefusalCode, Refused
+from bridge.service.contract import RefusalCode, Refused, refuse_for_group, refuse_group, refuse_unavailable
 from bridge.service.groups import refuse_sql
 from bridge.service.journal import Deadline
 from bridge.service.reads import BodyReader, CurrentReads, refuse_read

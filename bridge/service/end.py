@@ -16,8 +16,19 @@ from bridge.core.record_codec import encode_end
 from bridge.core.transaction import TransactionState, TransactionView, can_exist, queue_of
 from bridge.fault_points import FaultPoint, reach
 from bridge.service.admission import is_text
-from bridge.service.answers import refuse_given_up, refuse_missing, refuse_right, refuse_unheard, refuse_unknown
-from bridge.service.contract import Accepted, EndCall, Limits, Outcome, RefusalCode, Refused
+from bridge.service.contract import (
+    Accepted,
+    EndCall,
+    Limits,
+    Outcome,
+    RefusalCode,
+    Refused,
+    refuse_given_up,
+    refuse_missing,
+    refuse_right,
+    refuse_unheard,
+    refuse_unknown,
+)
 from bridge.service.journal import Deadline, Journal, LoneCall, refuse_put
 from bridge.service.reads import CurrentReads, refuse_read
 from bridge.service.replies import OpFollower, ReceivedReply

@@ -9,8 +9,7 @@ from bridge.core.check_rules import GroupSettings, is_group_name
 from bridge.core.errors import SqlUnavailable
 from bridge.core.grants import EVERYTHING, Rights, Verb
 from bridge.directory import GroupSwitch, ProducerGroup
-from bridge.service.answers import refuse_for_group, refuse_group, refuse_unavailable
-from bridge.service.contract import Outcome, RefusalCode, Refused
+from bridge.service.contract import Outcome, RefusalCode, Refused, refuse_for_group, refuse_group, refuse_unavailable
 from bridge.service.journal import Deadline
 from bridge.service.operate import Who
 from bridge.service.reads import CurrentReads, refuse_read

@@ -14,8 +14,7 @@ from bridge.core.errors import StoreTimeout
 from bridge.core.message import Message, MessageQueue
 from bridge.core.topics import InternalTopics
 from bridge.log_watch import LogWatch
-from bridge.service.answers import refuse_unknown
-from bridge.service.contract import RefusalCode, Refused
+from bridge.service.contract import RefusalCode, Refused, refuse_unknown
 from bridge.store.message_store import MessageStore, PutResult, PutStatus, Refusal
 from bridge.turns import take_error
 

@@ -18,15 +18,19 @@ from bridge.core.topics import InternalTopics
 from bridge.core.transaction import TransactionState, TransactionView, can_exist, queue_of
 from bridge.fault_points import FaultPoint, reach
 from bridge.service.admission import is_text
-from bridge.service.answers import (
+from bridge.service.contract import (
     FINAL,
+    EndCall,
+    Limits,
+    Outcome,
+    RefusalCode,
+    Refused,
     refuse_given_up,
     refuse_missing,
     refuse_unavailable,
     refuse_unknown,
     refuse_view,
 )
-from bridge.service.contract import EndCall, Limits, Outcome, RefusalCode, Refused
 from bridge.service.end import Ender
 from bridge.service.journal import Deadline
 from bridge.service.reads import CurrentReads, refuse_read

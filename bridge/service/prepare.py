@@ -19,8 +19,17 @@ from bridge.core.transaction import IdRun, TransactionState, TransactionView, di
 from bridge.directory import DEFAULT_SETTINGS
 from bridge.fault_points import FaultPoint, reach
 from bridge.service.admission import STEP_COST, Admission, GroupKey, KeyClaim, Keyed, Known, Repeats, find_cost
-from bridge.service.answers import FINAL, refuse_given_up, refuse_unheard, refuse_unknown
-from bridge.service.contract import Outcome, PrepareCall, Prepared, RefusalCode, Refused
+from bridge.service.contract import (
+    FINAL,
+    Outcome,
+    PrepareCall,
+    Prepared,
+    RefusalCode,
+    Refused,
+    refuse_given_up,
+    refuse_unheard,
+    refuse_unknown,
+)
 from bridge.service.journal import LATE, Deadline, Give, Journal, LoneCall, refuse_put
 from bridge.service.reads import refuse_read
 from bridge.service.replies import OpFollower, ReceivedReply, ReplyBatch

@@ -15,8 +15,7 @@ from bridge.core.grants import EVERYTHING, Masks, Rights, Verb
 from bridge.core.message import Message, MessageQueue
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import TransactionView, queue_of
-from bridge.service.answers import refuse_missing, refuse_unavailable
-from bridge.service.contract import Outcome, RefusalCode, Refused
+from bridge.service.contract import Outcome, RefusalCode, Refused, refuse_missing, refuse_unavailable
 from bridge.service.journal import Deadline, EndOffsets
 from bridge.service.replies import OpFollower
 from bridge.sql.access import ActEntry, read_audit

@@ -16,8 +16,7 @@ from bridge.core.grants import EVERYTHING, Rights, Verb
 from bridge.core.record import Act, ActRecord, Resolution
 from bridge.core.transaction import TransactionState, TransactionView
 from bridge.fault_points import FaultPoint, reach
-from bridge.service.answers import refuse_for_group, refuse_right
-from bridge.service.contract import Outcome, RefusalCode, Refused
+from bridge.service.contract import Outcome, RefusalCode, Refused, refuse_for_group, refuse_right
 from bridge.service.groups import refuse_sql
 from bridge.service.journal import Deadline
 from bridge.service.operate import Operators, Who

@@ -12,8 +12,17 @@ from bridge.core.message import Message
 from bridge.core.record import Act, Resolution
 from bridge.core.transaction import TimelineEvent, TransactionState, TransactionView, can_exist, queue_of
 from bridge.directory import DEFAULT_SETTINGS
-from bridge.service.answers import refuse_missing, refuse_unavailable, refuse_view
-from bridge.service.contract import Accepted, EndCall, PrepareCall, Prepared, Refused, Wait
+from bridge.service.contract import (
+    Accepted,
+    EndCall,
+    PrepareCall,
+    Prepared,
+    Refused,
+    Wait,
+    refuse_missing,
+    refuse_unavailable,
+    refuse_view,
+)
 from bridge.service.end import Ender, hide_others, scope_ends
 from bridge.service.journal import Deadline
 from bridge.service.operate import Operators, Who

@@ -15,8 +15,7 @@ from bridge.clock import SystemClock
 from bridge.core.grants import EVERYTHING, Rights
 from bridge.core.measures import MOST_NAMES, OTHER_NAMES
 from bridge.service.access import AccessConfig, AccessService
-from bridge.service.answers import refuse_unavailable
-from bridge.service.contract import Refused
+from bridge.service.contract import Refused, refuse_unavailable
 from bridge.service.reads import BridgeStats, Lag, SearchService
 from bridge.sql.engine import Database
 from bridge.sql.search import GroupStats, ProjectionStats

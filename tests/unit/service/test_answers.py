@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from bridge.core.grants import Grant, Rights, Verb
 from bridge.core.record import Resolution, Source
 from bridge.core.transaction import TransactionState, TransactionView
-from bridge.service.answers import refuse_given_up, refuse_missing
-from bridge.service.contract import EndCall, Outcome, RefusalCode, Refused
+from bridge.service.contract import EndCall, Outcome, RefusalCode, Refused, refuse_given_up, refuse_missing
 from bridge.service.end import scope_end, scope_ends
 from bridge.service.journal import refuse_put
 from bridge.store.message_store import PutResult, PutStatus, Refusal
