@@ -1,9 +1,13 @@
 """One real Kafka broker on this machine, for development and tests."""
 
+import base64
 import contextlib
+import hashlib
+import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +18,7 @@ from bridge.broker.ports import (
     DataFolderInUse,
     DataFolderUnusable,
     FileLock,
+    Java,
     Lifeline,
     PortTaken,
     check_port,
@@ -34,7 +39,6 @@ from bridge.broker.server_properties import (
     make_java_options,
     make_properties,
 )
-from bridge.broker.start_cache import StartCache, make_uuid
 
 _START_TIMEOUT_S = 90.0
 _FENCE_TIMEOUT_S = 20.0  # many of the controller's short sessions
@@ -301,3 +305,77 @@ def _run_to_its_end(command: tuple[str, ...], folder: Path) -> None:
 
 def _see(output_file: Path) -> str:
     return f"Read {output_file}. If the data were damaged, delete {output_file.parent} to begin anew (all messages go)."
+
+
+# --- what makes the next start short: Kafka's classes in the form a JVM maps (JEP 350), an empty formatted folder ---
+# Both lie beside the jars. Classes are written by a broker that ends in peace and found none; where they do not fit,
+# Java passes over them.
+
+_CLASSES = "classes.jsa"
+_QUIET = ("-Xlog:cds*=error:stderr",)
+_META = "meta.properties"
+_IDS = ("cluster.id", "directory.id")
+
+
+class StartCache:
+    """Of these jars under this Java. What cannot be kept is not."""
+
+    def __init__(self, jars: Path, java: Java) -> None:
+        self._jars = jars
+        real = java.path.resolve()
+        self._java = hashlib.sha256(f"{real} {real.stat().st_mtime_ns}".encode()).hexdigest()[:12]
+
+    @property
+    def _formatted(self) -> Path:
+        return self._jars.with_name(f"{self._jars.name}-formatted")
+
+    @property
+    def classes(self) -> Path:
+        """Another Java cannot read them."""
+        return self._jars.with_name(f"{self._jars.name}-{self._java}.jsa")
+
+    def make_options(self, folder: Path | None) -> tuple[str, ...]:
+        """For Java: to use the classes that are kept, or to leave its own in `folder`."""
+        if self.classes.exists():
+            return (f"-XX:SharedArchiveFile={self.classes}", *_QUIET)
+        return () if folder is None else (f"-XX:ArchiveClassesAtExit={folder / _CLASSES}", *_QUIET)
+
+    def take_classes(self, folder: Path, *, is_whole: bool) -> None:
+        """What the broker has left there, which is kept if it was not killed meanwhile."""
+        with contextlib.suppress(OSError):
+            if is_whole and (folder / _CLASSES).exists():
+                _place(folder / _CLASSES, self.classes)
+            (folder / _CLASSES).unlink(missing_ok=True)
+
+    def copy_formatted(self, target: Path) -> bool:
+        """An empty log folder with ids of its own; False if none is kept."""
+        try:
+            shutil.copytree(self._formatted, target)
+            lines = (target / _META).read_text().splitlines()
+        except OSError:
+            shutil.rmtree(target, ignore_errors=True)
+            return False
+        kept = [line for line in lines if not line.startswith(_IDS)]
+        (target / _META).write_text("\n".join([*kept, *(f"{name}={make_uuid()}" for name in _IDS), ""]))
+        return True
+
+    def keep_formatted(self, source: Path) -> None:
+        """A folder as Kafka's own tool has made it."""
+        with contextlib.suppress(OSError):
+            _place(source, self._formatted)
+
+
+def make_uuid() -> str:
+    """As Kafka writes them; one that begins with a dash would be taken for an option."""
+    return base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=").replace("-", "A")
+
+
+def _place(source: Path, target: Path) -> None:
+    """A copy, whole or not at all, whoever else does the same."""
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{target.name}.") as folder:
+        copy = Path(folder, target.name)
+        if source.is_dir():
+            shutil.copytree(source, copy)
+        else:
+            shutil.copyfile(source, copy)
+        copy.rename(target)

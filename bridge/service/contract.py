@@ -1,4 +1,4 @@
-"""What callers and services say to each other: calls, answers, and the refusals that are the same for all."""
+"""What the service is asked and what it answers, refusals included: expected outcomes are values. Bounds of both."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

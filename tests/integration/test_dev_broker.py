@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from bridge.broker import dev_broker
-from bridge.broker.dev_broker import DevBroker
+from bridge.broker.dev_broker import DevBroker, StartCache
 from bridge.broker.jars import fetch_jars
 from bridge.broker.ports import (
     BrokerFailed,
@@ -27,7 +27,6 @@ from bridge.broker.ports import (
     choose_free_port,
     find_java,
 )
-from bridge.broker.start_cache import StartCache
 from tests.support.broker import BrokerFactory
 
 DEADLINE_S = 30.0

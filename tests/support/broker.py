@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bridge.broker.dev_broker import DevBroker
+from bridge.broker.dev_broker import DevBroker, StartCache
 from bridge.broker.jars import fetch_jars
 from bridge.broker.ports import FileLock, JarsUnavailable, JavaMissing, find_java
-from bridge.broker.start_cache import StartCache
 
 BrokerFactory = Callable[..., DevBroker]
 _PEACE_S = 120.0
