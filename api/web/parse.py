@@ -13,10 +13,11 @@ from functools import partial
 from typing import Annotated, TypeVar
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from api.web.bodies import (
     MAX_BATCH,
+    MAX_MESSAGES,
     EndTransaction,
     Headers,
     Prepare,
@@ -25,7 +26,7 @@ from api.web.bodies import (
     Resolutions,
 )
 from api.web.bodies import Message as MessageBody
-from api.web.json import MAX_DEPTH, escape_pointer, read_strict
+from api.web.json import MAX_DEPTH, WINDOW, escape_pointer, read_strict, read_strict_in_steps
 from api.web.problems import (
     INVALID_REQUEST,
     INVALID_TIMESTAMP,
@@ -40,6 +41,7 @@ from bridge.core.properties import find_bad_header, is_property_text
 from bridge.core.record import Resolution
 from bridge.core.transaction import is_transaction_id
 from bridge.service.contract import EndCall, PrepareCall
+from bridge.turns import Pace, Steps
 
 T = TypeVar("T")
 
@@ -222,34 +224,29 @@ def _value(body: MessageBody) -> bytes | None:
 
 
 def _headers(body: MessageBody, max_headers: int) -> Sequence[Header]:
-    if body.headers is UNSET and body.headers_base64 is UNSET:
-        return ()
-    if body.headers is not UNSET and body.headers_base64 is not UNSET:
+    plain, coded = body.headers, body.headers_base64
+    if isinstance(coded, UnsetType):
+        given = () if isinstance(plain, UnsetType) else _pairs(plain, "/headers", max_headers)
+        return [(name, None if text is None else text.encode()) for name, text in given] if given else ()
+    if plain is not UNSET:
         raise invalid("/headers_base64", "headers and headers_base64 are both given")
-    if not isinstance(body.headers_base64, msgspec.UnsetType):
-        pairs = _pairs(body.headers_base64, "/headers_base64", max_headers)
-        if (fault := find_bad_header(pairs)) is not None:  # looked for here too, for the member's own name
-            raise invalid("/headers_base64", fault)
-        return [
-            (name, None if text is None else parse_base64(text, f"/headers_base64/{n}"))
-            for n, (name, text) in enumerate(pairs)
-        ]
-    if isinstance(body.headers, msgspec.UnsetType):
-        return ()
+    pairs = _pairs(coded, "/headers_base64", max_headers)
+    if (fault := find_bad_header(pairs)) is not None:  # looked for here too, for the member's own name
+        raise invalid("/headers_base64", fault)
     return [
-        (name, None if text is None else text.encode()) for name, text in _pairs(body.headers, "/headers", max_headers)
+        (name, None if text is None else parse_base64(text, f"/headers_base64/{n}"))
+        for n, (name, text) in enumerate(pairs)
     ]
 
 
 def _pairs(headers: Headers, where: str, max_headers: int) -> Sequence[tuple[str, str | None]]:
     pairs = list(headers.items()) if isinstance(headers, dict) else headers
     if len(pairs) > max_headers:
-        raise refuse_headers(where, max_headers)
+        raise _refuse_headers(where, max_headers)
     return pairs
 
 
-def refuse_headers(where: str, max_headers: int) -> Rejected:
-    """There are too many."""
+def _refuse_headers(where: str, max_headers: int) -> Rejected:
     return invalid(where, f"more than {max_headers} headers")
 
 
@@ -394,3 +391,110 @@ def _count_resolution(item: ResolutionItem) -> int:
     if item.nonce is not None:
         count += 1 + item.nonce.count(":")
     return count if item.remark is None else count + 1 + item.remark.count(":")
+
+
+# --- large bodies, read in short steps with the same results: first the whole document, then its parts ---
+
+LARGE_BYTES = 64 * 1024
+_QUOTES_A_HEADER = 4
+
+
+class _PrepareParts(Prepare, forbid_unknown_fields=True):
+    """A prepare whose messages are not read yet."""
+
+    messages: Annotated[list[Raw], Meta(min_length=1, max_length=MAX_MESSAGES)]  # type: ignore[assignment]
+
+
+class _MessageParts(MessageBody, forbid_unknown_fields=True):
+    """A message whose headers are not read yet."""
+
+    headers: Raw | UnsetType = UNSET  # type: ignore[assignment]
+    headers_base64: Raw | UnsetType = UNSET  # type: ignore[assignment]
+
+
+_prepare_parts = msgspec.json.Decoder(_PrepareParts)
+_message_parts = msgspec.json.Decoder(_MessageParts)
+_message = msgspec.json.Decoder(MessageBody)
+
+
+def body_in_steps(raw: bytes, decoder: "msgspec.json.Decoder[T]") -> Steps[T]:
+    """As `parse_body`."""
+    return decode_body((yield from read_strict_in_steps(raw, most=(MAX_BATCH,))), decoder)
+
+
+def prepare_in_steps(
+    raw: bytes, max_headers: int, *, header_key: str | None = None, is_published: bool = False
+) -> Steps[PrepareCall]:
+    """As `parse_prepare`."""
+    compact = yield from read_strict_in_steps(raw, most=(MAX_MESSAGES,))
+    return (yield from _prepare_by_parts(compact, max_headers, header_key, is_published=is_published))
+
+
+def prepare_batch_in_steps(
+    raw: bytes, max_headers: int, *, is_published: bool = False
+) -> Steps[list[PrepareCall | Problem]]:
+    """As `parse_prepare_batch`."""
+    compact = yield from read_strict_in_steps(raw, most=(MAX_BATCH, MAX_MESSAGES))
+    calls: list[PrepareCall | Problem] = []
+    pace = Pace(WINDOW)
+    for index, item in enumerate(decode_body(compact, _prepare_batch).transactions):
+        try:
+            calls.append((yield from _prepare_by_parts(item, max_headers, None, is_published=is_published)))
+        except Rejected as rejected:
+            calls.append(rejected.problem.at(f"/transactions/{index}"))
+        if pace.spend(len(memoryview(item))):
+            yield
+    return calls
+
+
+def resolutions_in_steps(raw: bytes) -> Steps[list[EndCall | NoncedEnd | Problem]]:
+    """As `parse_resolutions`."""
+    compact = yield from read_strict_in_steps(raw, most=(MAX_BATCH,))
+    calls: list[EndCall | NoncedEnd | Problem] = []
+    pace = Pace(WINDOW)
+    for index, item in enumerate(decode_body(compact, _resolutions).resolutions):
+        try:
+            calls.append(make_resolution(decode_body(item, _resolution)))
+        except Rejected as rejected:
+            calls.append(rejected.problem.at(f"/resolutions/{index}"))
+        if pace.spend(len(memoryview(item))):
+            yield
+    return calls
+
+
+def resolution_in_steps(raw: bytes) -> Steps[EndCall | NoncedEnd]:
+    """As `parse_resolution`."""
+    return make_resolution((yield from body_in_steps(raw, _resolution)))
+
+
+def _prepare_by_parts(
+    raw: bytes | Raw, max_headers: int, header_key: str | None, *, is_published: bool
+) -> Steps[PrepareCall]:
+    """First the shape of everything, as where it is read at once: of several faults the same one is reported."""
+    body = decode_body(raw, _prepare_parts)
+    read: list[MessageBody] = []
+    pace = Pace(WINDOW)
+    for index, part in enumerate(body.messages):
+        read.append(_read_message(part, max_headers, index))
+        if pace.spend(len(memoryview(part))):
+            yield
+    messages: list[Message] = []
+    for index, message in enumerate(read):
+        messages.append(make_message(message, max_headers, index))
+        if pace.spend(len(memoryview(body.messages[index]))):
+            yield
+    return make_call(body, messages, header_key, is_published=is_published)
+
+
+def _read_message(raw: Raw, max_headers: int, index: int) -> MessageBody:
+    try:
+        if len(memoryview(raw)) > WINDOW:
+            parts = decode_body(raw, _message_parts)
+            for where, part in (("/headers", parts.headers), ("/headers_base64", parts.headers_base64)):
+                headers = bytes(part) if isinstance(part, Raw) else b""
+                quotes = headers.count(b'"') - headers.count(b'\\"')  # of texts, or at least half of them
+                if quotes > _QUOTES_A_HEADER * max_headers:
+                    raise _refuse_headers(where, max_headers)
+        return decode_body(raw, _message)
+    except Rejected as rejected:
+        raise Rejected(rejected.problem.at(f"/messages/{index}")) from None

@@ -8,14 +8,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from api.web.large_bodies import (
+from api.web.parse import (
     LARGE_BYTES,
+    parse_prepare,
+    parse_prepare_batch,
+    parse_resolution,
+    parse_resolutions,
     prepare_batch_in_steps,
     prepare_in_steps,
     resolution_in_steps,
     resolutions_in_steps,
 )
-from api.web.parse import parse_prepare, parse_prepare_batch, parse_resolution, parse_resolutions
 from api.web.problems import Problem, Rejected
 from bridge.turns import Steps, Turns
 from tests.support.api_fakes import FakeTransactions, make_services
