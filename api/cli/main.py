@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from api.cli.audit import audit
 from api.cli.connect import fault_points
 from api.cli.demo import demo
 from api.cli.dev import dev
@@ -25,7 +24,7 @@ from api.cli.output import (
 from api.cli.parked import parked
 from api.cli.relay import relay
 from api.cli.reports import report
-from api.cli.security import acl, key, security
+from api.cli.security import acl, audit, key, security
 from api.cli.topics import topic
 from api.cli.transactions import stats, tx, version
 from api.cli.upkeep import config, doctor, migrate, openapi, projection, serve
