@@ -18,15 +18,12 @@ import msgspec
 import typer
 
 from api.cli.output import (
-    Column,
     CommandFailed,
     Exit,
     Output,
     OutputOption,
     Row,
-    encode,
     say,
-    show_documents,
     show_rows,
 )
 from bridge.core.errors import ConfigError
@@ -264,15 +261,7 @@ def fault_points(output: OutputOption = Output.TABLE) -> None:
     projection rebuild at the n-th passing of the point, as SIGKILL would.
     """
     rows: list[Row] = [{"name": p.name, "role": p.role, "meaning": p.meaning} for p in FaultPoint]
-    if output is not Output.TABLE:
-        show_documents([encode(row) for row in rows], output)
-        return
-    columns: list[Column] = [
-        ("POINT", lambda row: row["name"]),
-        ("PASSED BY", lambda row: row["role"]),
-        ("MEANING", lambda row: row["meaning"]),
-    ]
-    show_rows(rows, columns)
+    show_rows(rows, [("POINT", "name"), ("PASSED BY", "role"), ("MEANING", "meaning")], output)
 
 
 T = TypeVar("T")

@@ -20,7 +20,6 @@ from api.cli.output import (
     OutputOption,
     Row,
     WholeSentences,
-    encode,
     say,
     show_document,
     show_documents,
@@ -63,7 +62,7 @@ def list_groups(url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABL
         show_documents(documents, output)
         return
     columns: list[Column] = [
-        ("GROUP", lambda row: row["name"]),
+        ("GROUP", "name"),
         ("ENDPOINTS", lambda row: len(row["endpoints"])),
         ("PENDING", lambda row: row["counts"]["pending"]),
         ("OLDEST (s)", lambda row: row["counts"]["oldest_pending_seconds"]),
@@ -292,18 +291,15 @@ def _run_restart(command: str) -> None:
 
 
 def _show_findings(findings: Sequence[Row], output: Output) -> None:
-    if output is not Output.TABLE:
-        show_documents([encode(row) for row in findings], output)
-        return
     columns: list[Column] = [
-        ("ENDPOINT", lambda row: row["endpoint"]),
-        ("TRIAL", lambda row: row["trial"]),
-        ("VERDICT", lambda row: row["verdict"]),
-        ("FOUND", lambda row: row["found"]),
-        ("MS", lambda row: row["latency_ms"]),
+        ("ENDPOINT", "endpoint"),
+        ("TRIAL", "trial"),
+        ("VERDICT", "verdict"),
+        ("FOUND", "found"),
+        ("MS", "latency_ms"),
         ("WHAT TO DO", lambda row: row["remedy"] or None),
     ]
-    show_rows(findings, columns)
+    show_rows(findings, columns, output)
 
 
 def _show(reply: HttpReply, output: Output) -> None:
@@ -357,12 +353,12 @@ def list_webhooks(url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TA
         show_document(reply.raw, output)
         return
     columns: list[Column] = [
-        ("NAME", lambda row: row["name"]),
-        ("URL", lambda row: row["url"]),
+        ("NAME", "name"),
+        ("URL", "url"),
         ("EVENTS", lambda row: ", ".join(row["events"])),
-        ("WAITING", lambda row: row["waiting"]),
-        ("OLDEST", lambda row: row["oldest_at"]),
-        ("LAST FAILURE", lambda row: row["last_failure"]),
+        ("WAITING", "waiting"),
+        ("OLDEST", "oldest_at"),
+        ("LAST FAILURE", "last_failure"),
     ]
     show_rows(reply.members["webhooks"], columns)
 

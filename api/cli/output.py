@@ -147,7 +147,7 @@ _NOTHING = "-"
 _WIDE = 10_000  # piped lines are never broken
 
 Row = Mapping[str, Any]
-Column = tuple[str, Callable[[Row], object]]
+Column = tuple[str, str | Callable[[Row], object]]  # title; the member's name, or what is shown of the row
 
 
 class Output(StrEnum):
@@ -203,14 +203,18 @@ def printable(value: object) -> str:
     return str(value)
 
 
-def show_rows(rows: Sequence[Row], columns: Sequence[Column]) -> None:
+def show_rows(rows: Sequence[Row], columns: Sequence[Column], output: Output = Output.TABLE) -> None:
     """A table, one line a row. On a terminal without columns that hold nothing; where it would not fit, a block a row.
+    Or a document for each row, as `output` says.
 
     The first column, a name or an id, is never broken.
     """
+    if output is not Output.TABLE:
+        show_documents([encode(row) for row in rows], output)
+        return
     console = result_console()
     names = [name for name, _ in columns]
-    lines = [[printable(read(row)) for _, read in columns] for row in rows]
+    lines = [[printable(row[read] if isinstance(read, str) else read(row)) for _, read in columns] for row in rows]
     if console.is_terminal and rows:
         shown = [n for n, cells in enumerate(zip(*lines, strict=True)) if n == 0 or set(cells) != {_NOTHING}]
         names, lines = [names[n] for n in shown], [[line[n] for n in shown] for line in lines]

@@ -27,7 +27,6 @@ from api.cli.output import (
     print_line,
     say,
     show_document,
-    show_documents,
     show_rows,
 )
 from outbox.client.config import read_secret
@@ -267,10 +266,7 @@ def list_parked(
     """Rows that the bridge refused, and its words."""
     with _parked_of(context) as opened:
         rows = [{"row_id": row_id, "reason": reason} for row_id, reason in opened.read_parked(limit)]
-    if output is Output.TABLE:
-        show_rows(rows, [("ROW", lambda row: row["row_id"]), ("REASON", lambda row: row["reason"])])
-    else:
-        show_documents([encode(row) for row in rows], output)
+    show_rows(rows, [("ROW", "row_id"), ("REASON", "reason")], output)
 
 
 @parked.command(epilog="Example: outbox-bridge relay parked retry --all")

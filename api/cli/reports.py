@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.resources import files
 from importlib.util import find_spec
-from operator import itemgetter
 from pathlib import Path
 from types import FrameType
 from typing import IO, Annotated, Any
@@ -40,7 +39,6 @@ from api.cli.output import (
     printable,
     say,
     show_document,
-    show_documents,
     show_failure,
     show_rows,
 )  # fmt: skip
@@ -233,18 +231,14 @@ _OUT = Path(".outbox-bridge/reports")
 _LANDED = Path(".outbox-bridge/landed")
 _SELFTEST_OUT = Path(".outbox-bridge/selftest")
 _MOST_GROUPS = 100_000
-_KIND_COLUMNS: Sequence[Column] = [
-    ("KIND", lambda row: row["kind"]),
-    ("FINDINGS", lambda row: row["findings"]),
-    ("MEANING", lambda row: row["means"]),
-]
+_KIND_COLUMNS: Sequence[Column] = [("KIND", "kind"), ("FINDINGS", "findings"), ("MEANING", "means")]
 _REPAIR_COLUMNS: Sequence[Column] = [
-    ("TRANSACTION", lambda row: row["transaction_id"]),
-    ("KIND", lambda row: row["kind"]),
+    ("TRANSACTION", "transaction_id"),
+    ("KIND", "kind"),
     ("CALL", lambda row: row["call"].rpartition("/")[2] + (f" {row['body']['resolution']}" if row["body"] else "")),
     ("REMARK", lambda row: row.get("remark")),
-    ("STATE", lambda row: row["state"]),
-    ("RESULT", lambda row: row["result"]),
+    ("STATE", "state"),
+    ("RESULT", "result"),
 ]
 _IS_FILE = {"exists": True, "dir_okay": False, "readable": True}
 
@@ -371,10 +365,8 @@ def repair(
     """
     run_folder = find_run(folder)
     rows = list(work_through(url, run_folder, read_proposals(run_folder), is_applied=apply))
-    if output is not Output.TABLE:
-        show_documents([encode(row) for row in rows], output)
-    elif rows:
-        show_rows(rows, _REPAIR_COLUMNS)
+    if rows or output is not Output.TABLE:
+        show_rows(rows, _REPAIR_COLUMNS, output)
     results = Counter(row["result"] for row in rows)
     known = results[DONE] + results[WANTED] + results[NOT_NEEDED]
     if not rows:
@@ -392,11 +384,8 @@ def repair(
 def list_runs(out: OutOption = _OUT, output: OutputOption = Output.TABLE) -> None:
     """The runs in a folder, newest first: when, and what was found."""
     rows = [_read_run(run) for run in reversed(find_runs(out))]
-    if output is not Output.TABLE:
-        show_documents([encode(row) for row in rows], output)
-    else:
-        names = ("run", "taken_at", "findings", "sentence")
-        show_rows(rows, [(name.replace("_", " ").upper(), itemgetter(name)) for name in names])
+    names = ("run", "taken_at", "findings", "sentence")
+    show_rows(rows, [(name.replace("_", " ").upper(), name) for name in names], output)
 
 
 @report.command(epilog="Example: outbox-bridge report show --open")

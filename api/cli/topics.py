@@ -16,11 +16,9 @@ from api.cli.output import (
     OutputOption,
     Row,
     WholeSentences,
-    encode,
     print_line,
     printable,
     say,
-    show_documents,
     show_rows,
 )
 from bridge.core.measures import show_time
@@ -96,18 +94,15 @@ def list_topics(config: ConfigOption = None, output: OutputOption = Output.TABLE
         return [_describe(one, internal) for _, one in sorted(found.items()) if one is not None]
 
     rows = with_kafka(config, act)
-    if output is not Output.TABLE:
-        show_documents([encode(row) for row in rows], output)
-        return
     columns: list[Column] = [
-        ("TOPIC", lambda row: row["topic"]),
-        ("PARTITIONS", lambda row: row["partitions"]),
-        ("REPLICATION", lambda row: row["replication_factor"]),
+        ("TOPIC", "topic"),
+        ("PARTITIONS", "partitions"),
+        ("REPLICATION", "replication_factor"),
         ("LEADERLESS", lambda row: row["leaderless"] or None),
-        ("MAX MESSAGE", lambda row: row["max_message_bytes"]),
-        ("RESERVED", lambda row: row["reserved"]),
+        ("MAX MESSAGE", "max_message_bytes"),
+        ("RESERVED", "reserved"),
     ]
-    show_rows(rows, columns)
+    show_rows(rows, columns, output)
 
 
 @topic.command(epilog="Example: outbox-bridge topic tail orders.created --from-beginning -o jsonl")

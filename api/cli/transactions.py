@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from importlib.metadata import version as version_of
-from operator import itemgetter
 from typing import Annotated, Any
 
 import typer
@@ -122,16 +121,16 @@ def show_next_check(row: Row) -> str | None:
 
 
 TRANSACTION_COLUMNS: list[Column] = [
-    ("TRANSACTION", lambda row: row["transaction_id"]),
-    ("GROUP", lambda row: row["producer_group"]),
+    ("TRANSACTION", "transaction_id"),
+    ("GROUP", "producer_group"),
     ("STATE", show_state),
     ("TOPIC", show_topics),
     ("KEY", show_key),
     ("BORN", lambda row: row.get("born_time")),
-    ("CHECKS", lambda row: row["check_times"]),
+    ("CHECKS", "check_times"),
     ("NEXT CHECK", show_next_check),
-    ("REASON", lambda row: row["reason"]),
-    ("ENDED BY", lambda row: row["resolved_by"]),
+    ("REASON", "reason"),
+    ("ENDED BY", "resolved_by"),
     ("PUBLISHED", show_receipts),
 ]
 PARKED_COLUMNS = [column for column in TRANSACTION_COLUMNS if column[0] not in {"STATE", "NEXT CHECK", "PUBLISHED"}]
@@ -231,12 +230,7 @@ def timeline(transaction_id: AnyIdArgument, url: UrlOption = DEFAULT_URL, output
     if output is not Output.TABLE:
         show_documents(reply.items("events"), output)
         return
-    columns: list[Column] = [
-        ("AT", lambda row: row["at"]),
-        ("EVENT", lambda row: row["type"]),
-        ("BY", lambda row: row["by"]),
-        ("DETAILS", describe_event),
-    ]
+    columns: list[Column] = [("AT", "at"), ("EVENT", "type"), ("BY", "by"), ("DETAILS", describe_event)]
     show_rows(reply.members["events"], columns)
 
 
@@ -392,9 +386,9 @@ def stats(url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABLE) -> 
     members: dict[str, Any] = reply.members
     show_members((name.replace("_", " "), value) for name, value in members.items() if name.endswith("_lag_seconds"))
     rows: list[Row] = [{"name": name, **counts} for name, counts in sorted(members["groups"].items())]
-    columns: list[Column] = [("GROUP", itemgetter("name"))]
-    columns += [(name.replace("_", " ").upper(), itemgetter(name)) for name in _COUNTS]
-    columns.append(("OLDEST PENDING (s)", itemgetter("oldest_pending_seconds")))
+    columns: list[Column] = [("GROUP", "name")]
+    columns += [(name.replace("_", " ").upper(), name) for name in _COUNTS]
+    columns.append(("OLDEST PENDING (s)", "oldest_pending_seconds"))
     show_rows([*rows, {**members, "name": "all"}] if len(rows) != 1 else rows, columns)
 
 

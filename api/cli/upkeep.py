@@ -11,7 +11,6 @@ from rich.text import Text
 
 from api.cli.connect import DEFAULT_URL, AllowFaultsOption, ConfigOption, UrlOption, YesOption, call, load, run_loop
 from api.cli.output import (
-    Column,
     Exit,
     Output,
     OutputOption,
@@ -185,15 +184,7 @@ def show(config: ConfigOption = None, output: OutputOption = Output.TABLE) -> No
     rows: list[Row] = [
         {"name": shown.name, "value": shown.value, "origin": shown.origin.value} for shown in show_settings(settings)
     ]
-    if output is not Output.TABLE:
-        show_documents([encode(row) for row in rows], output)
-        return
-    columns: list[Column] = [
-        ("SETTING", lambda row: row["name"]),
-        ("VALUE", lambda row: row["value"]),
-        ("FROM", lambda row: row["origin"]),
-    ]
-    show_rows(rows, columns)
+    show_rows(rows, [("SETTING", "name"), ("VALUE", "value"), ("FROM", "origin")], output)
 
 
 def openapi(url: UrlOption = DEFAULT_URL) -> None:
