@@ -221,11 +221,6 @@ MENU = (
 )
 
 
-def is_page(path: str) -> bool:
-    """Whether the console answers there."""
-    return path.startswith(PREFIX) and path[len(PREFIX) : len(PREFIX) + 1] in {"", "/"}
-
-
 def base_of(path: str) -> str:
     """The way from a page to the first one, wherever a proxy has put them both."""
     below = path.partition(PREFIX)[2]
@@ -327,7 +322,7 @@ def _may_act(request: ApiRequest, verb: str, group: str) -> bool:
 
 
 def _has_session(request: ApiRequest) -> bool:
-    is_shown = request.caller.is_proven and b"authorization" not in request.fields
+    is_shown = request.caller.key_id is not None and b"authorization" not in request.fields
     return is_shown and find_cookie(request, SESSION_COOKIE) is not None
 
 

@@ -10,7 +10,7 @@ from starlette.responses import FileResponse, Response
 
 from api.console import entry, groups, home, parked, reports, transactions
 from api.console.entry import identify_reader, is_unproven, lead_to_sign_in, read_form
-from api.console.render import PREFIX, is_page, render, render_long
+from api.console.render import PREFIX, render, render_long
 from api.web.checks import render_report
 from api.web.groups import render_group
 from api.web.health import (
@@ -145,4 +145,4 @@ def make_site() -> Site:
     """The console, to be put on the road."""
     modules = (entry, home, transactions, parked, groups, reports)
     table = [*routes, *[route for module in modules for route in module.routes]]
-    return Site(table, is_page, identify_reader, show_problem)
+    return Site(table, PREFIX, identify_reader, show_problem)

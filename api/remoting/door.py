@@ -257,7 +257,7 @@ class Door:
         if send.is_transactional:
             self._join(peer, send.group)
         held = count_held_bytes(request, send)
-        usage = self._parts.quotas.find(peer.caller.name) if peer.caller.is_proven else None
+        usage = self._parts.quotas.find(peer.caller.name) if peer.caller.key_id is not None else None
         if (busy := self._find_busy(usage, held)) is not None:
             self.totals.refused += 1
             reply(peer, request, request.answer(ResponseCode.SYSTEM_BUSY, busy))

@@ -247,6 +247,7 @@ class CutEnds(TransactionService):
         vars(self).update(vars(calls))  # with all that it works with
         self._cuts: list[list[str]] = []
         self._begin_end, self.begin_end = calls.begin_end, self._begin_unless_cut
+        self._end, self.end = calls.end, self._end_unless_cut
 
     @property
     def left(self) -> list[str]:
@@ -261,7 +262,7 @@ class CutEnds(TransactionService):
         """Ends the last cut; the ids that were cut off by it."""
         return self._cuts.pop()
 
-    async def end(
+    async def _end_unless_cut(
         self,
         calls: Sequence[EndCall],
         wait: Wait = Wait.SETTLED,
@@ -269,9 +270,9 @@ class CutEnds(TransactionService):
         rights: Rights = EVERYTHING,
     ) -> Sequence[TransactionView | Accepted | Refused]:
         if not self._cuts:
-            return await super().end(calls, wait, wait_ms, rights)
+            return await self._end(calls, wait, wait_ms, rights)
         through = [call for call in calls if not _is_producers(call)]
-        answers = iter(await super().end(through, wait, wait_ms, rights) if through else ())
+        answers = iter(await self._end(through, wait, wait_ms, rights) if through else ())
         self.left.extend(call.transaction_id for call in calls if _is_producers(call))
         return [_refuse(call) if _is_producers(call) else next(answers) for call in calls]
 

@@ -203,7 +203,7 @@ class ApiRequest:
 
     def prove_again(self, find: Callable[["ApiRequest"], Caller | Problem] | None = None) -> Problem | None:
         """Why the caller may go on no more: no right that is taken is kept. `find`: who it is, beside credentials."""
-        if not self.caller.is_proven:
+        if self.caller.key_id is None:
             return None
         self.certified = self.scope.get("state", {}).get("certified", self.certified)  # until the certificate ends
         found = find(self) if find else identify(self.services.access, self.path, self.scope["headers"], self.certified)

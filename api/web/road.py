@@ -175,13 +175,17 @@ class HotCall(NamedTuple):
 
 
 class Site(NamedTuple):
-    """Pages beside the interface. `is_page`: whether a path is one of theirs; `identify`: who asks for one;
+    """Pages beside the interface. `prefix`: what their paths begin with; `identify`: who asks for one;
     `show_problem`: a problem as a page."""
 
     routes: Sequence[Route]
-    is_page: Callable[[str], bool]
+    prefix: str
     identify: Callable[[ApiRequest], Caller | Problem]
     show_problem: Callable[[ApiRequest, Problem], HttpAnswer]
+
+    def has(self, path: str) -> bool:
+        """Whether a page answers there."""
+        return path == self.prefix or path.startswith(f"{self.prefix}/")
 
 
 class Road:
@@ -299,7 +303,7 @@ class Road:
                 return await run(*args)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the last one who can answer
             problem = explain(error, request.request_id)
-        if self._site is not None and self._site.is_page(request.path):
+        if self._site is not None and self._site.has(request.path):
             self.metrics.count_problem(problem.type.slug)
             return self._site.show_problem(request, problem)
         return self.show_problem(problem, request.request_id)
@@ -327,10 +331,10 @@ class Road:
             self.traffic.refused_proofs.note(client[0], found.detail)
             return found
         request.caller = found
-        return self._count(request) if found.is_proven else None
+        return self._count(request) if found.key_id is not None else None
 
     def _identify(self, request: ApiRequest) -> Caller | Problem:
-        if self._site is not None and self._site.is_page(request.path):
+        if self._site is not None and self._site.has(request.path):
             return self._site.identify(request)
         return identify(self.services.access, request.path, request.scope["headers"], request.certified)
 

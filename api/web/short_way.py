@@ -124,7 +124,7 @@ class ShortWay:
         if begin is None or traffic.refuse(known.route.path) or budget.used + len(body) > budget.for_large:
             return False
         usage = None
-        if known.caller.is_proven:
+        if known.caller.key_id is not None:
             usage = traffic.quotas.find(known.caller.name)
             problem = traffic.quotas.enter(usage, traffic.in_flight)
             if problem is not None:  # told here: refusing must cost less than serving

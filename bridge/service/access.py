@@ -39,16 +39,11 @@ _NOTHING = Rights(())
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who makes a call. `key_id`: the public part of the key that proves it; `jwt` if a token does,
-    `cert` if a certificate."""
+    `cert` if a certificate; None: anybody may be meant by the name."""
 
     name: str
     rights: Rights
     key_id: str | None = None
-
-    @property
-    def is_proven(self) -> bool:
-        """Whether it is certain that nobody else is meant by the name."""
-        return self.key_id is not None
 
 
 ANYBODY = Caller("anonymous", EVERYTHING)

@@ -23,6 +23,7 @@ from bridge.service.contract import (
     Outcome,
     RefusalCode,
     Refused,
+    Wait,
     refuse_given_up,
     refuse_missing,
     refuse_right,
@@ -62,12 +63,29 @@ class Ender:
         self._turns = turns
         self._looking: set[asyncio.Task[None]] = set()
 
+    async def end(
+        self,
+        calls: Sequence[EndCall],
+        wait: Wait = Wait.SETTLED,
+        wait_ms: int = 10_000,
+        rights: Rights = EVERYTHING,
+    ) -> Sequence[TransactionView | Accepted | Refused]:
+        """The settled view, the same for every repeat; Accepted with Wait.DURABLE, once the end cannot be lost."""
+        deadline = Deadline.after(self._clock, wait_ms)
+        scoped = calls if rights is EVERYTHING else scope_ends(rights, calls)
+        allowed = [call for call in scoped if isinstance(call, EndCall)]
+        end = self.settle if wait is Wait.SETTLED else self._accept
+        made = await end(allowed, deadline)
+        if rights is EVERYTHING:
+            return made
+        answers = iter([hide_others(rights, answer) for answer in made])
+        return [next(answers) if isinstance(call, EndCall) else call for call in scoped]
+
     async def settle(self, calls: Sequence[EndCall], deadline: Deadline) -> list[Settled]:
         """An answer for each call, same order, as soon as it is settled."""
         return await self._answer(calls, self._settle, deadline)
 
-    async def append(self, calls: Sequence[EndCall], deadline: Deadline) -> list[Accepted | Refused]:
-        """An answer for each call, same order, as soon as it is durable."""
+    async def _accept(self, calls: Sequence[EndCall], deadline: Deadline) -> list[Accepted | Refused]:
         return await self._answer(calls, self._append, deadline)
 
     async def _answer(

@@ -88,10 +88,11 @@ class Operators:
         self._max_text_chars = limits.max_text_chars
         self._kafka_time = kafka_time
 
-    async def act(self, transaction_id: str, act: Act, who: Who, deadline: Deadline) -> TransactionView | Refused:
+    async def act(self, transaction_id: str, act: Act, who: Who, wait_ms: int = 10_000) -> TransactionView | Refused:
         """Asks the group now (CHECK), gives a parked transaction a new life (RESUME), a blocked commit up (ABANDON)."""
         if act is Act.ABANDON and not who.reason.strip():
             return Refused(RefusalCode.INVALID_REQUEST, "abandon needs a reason", transaction_id=transaction_id)
+        deadline = Deadline.after(self._kafka_time.clock, wait_ms)
         view = await self._find(transaction_id, who, deadline)
         if isinstance(view, Refused):
             return view
@@ -107,12 +108,13 @@ class Operators:
         return answer
 
     async def force(
-        self, transaction_id: str, resolution: Resolution, who: Who, deadline: Deadline
+        self, transaction_id: str, resolution: Resolution, who: Who, wait_ms: int = 10_000
     ) -> TransactionView | Refused:
         """Ends the transaction in the operator's name."""
         if not who.reason.strip() or resolution is Resolution.UNKNOWN:
             detail = "force needs COMMIT or ROLLBACK, and a reason"
             return Refused(RefusalCode.INVALID_REQUEST, detail, transaction_id=transaction_id)
+        deadline = Deadline.after(self._kafka_time.clock, wait_ms)
         view = await self._find(transaction_id, who, deadline)
         if isinstance(view, Refused):
             return view

@@ -101,14 +101,19 @@ class Preparer:
     async def prepare(
         self,
         calls: Sequence[PrepareCall],
-        rights: Rights,
-        deadline: Deadline,
+        wait_ms: int = 10_000,
         first_try_ms: int | None = None,
+        rights: Rights = EVERYTHING,
         new_group: GroupSettings = DEFAULT_SETTINGS,
     ) -> list[PrepareAnswer]:
-        """An answer for each call, same order. The last two: as TransactionService.prepare says."""
+        """Prepared once the half message is stored; the view of what has ended, or was published at once.
+
+        `first_try_ms`: no later than Kafka's time when the idempotency keys were first sent anywhere, by this very
+        call; then nothing is looked up (decision 0017). `new_group`: settings of a group that nobody has made.
+        """
         if not calls:
             return []
+        deadline = Deadline.after(self.kafka_time.clock, wait_ms)
         first_try_ms = self._check_first_try(first_try_ms)
         refused: list[PrepareAnswer | None] = [*await self.admission.refuse(calls, rights, deadline, new_group)]
         if first_try_ms is None and any(refused):
@@ -116,7 +121,7 @@ class Preparer:
         born_ms = self.kafka_time.clock.now_ms()
         first = self._take_ids(born_ms, len(calls))
         timeouts = {group: self._find_timeout_s(group) for group in {call.group for call in calls}}
-        if self._are_plain(calls, refused):
+        if not any(refused) and all(map(_is_plain, calls)):  # then a put is all they need, and wait for
             return await self._prepare_plain(calls, (self._ids, first), born_ms, timeouts, deadline)
         batch = _Batch(self, refused, deadline)
         seen_ms = 0 if first_try_ms is None else min(self.kafka_time.now_ms(), first_try_ms)
@@ -164,11 +169,6 @@ class Preparer:
         if first_try_ms is None or time.is_doubted or not now_ms:
             return None
         return None if is_too_late(first_try_ms, now_ms) or is_too_late(now_ms, first_try_ms) else first_try_ms
-
-    @staticmethod
-    def _are_plain(calls: Sequence[PrepareCall], refused: Sequence[PrepareAnswer | None]) -> bool:
-        """Whether nothing about the calls is rare: then a put is all they need, and wait for."""
-        return not any(refused) and all(map(_is_plain, calls))
 
     async def _prepare_plain(
         self,

@@ -1,30 +1,20 @@
 """Transactions, as every face of the bridge sees them: prepare, end, look up, act. Stateless."""
 
-from collections.abc import Sequence
 from functools import partial
 
 from bridge.clock import Clock
-from bridge.core.check_rules import GroupSettings
 from bridge.core.errors import StoreError
 from bridge.core.explanation import Circumstances, Explanation, explain
 from bridge.core.grants import EVERYTHING, Rights, Verb
 from bridge.core.message import Message
-from bridge.core.record import Act, Resolution
 from bridge.core.transaction import TimelineEvent, TransactionState, TransactionView, can_exist, queue_of
-from bridge.directory import DEFAULT_SETTINGS
 from bridge.service.contract import (
-    Accepted,
-    EndCall,
-    PrepareCall,
-    Prepared,
     Refused,
-    Wait,
     refuse_missing,
     refuse_unavailable,
     refuse_view,
 )
-from bridge.service.end import Ender, hide_others, scope_ends
-from bridge.service.journal import Deadline
+from bridge.service.end import Ender
 from bridge.service.operate import Operators, Who
 from bridge.service.prepare import Preparer
 from bridge.service.reads import BodyReader, CurrentReads, refuse_read
@@ -47,52 +37,17 @@ class TransactionService:
         bodies: BodyReader,
         clock: Clock,
     ) -> None:
-        self._preparer = preparer
-        self._ender = ender
-        self._operators = operators
         self._reads = reads
         self._bodies = bodies
         self._clock = clock
-        self.begin_prepare = preparer.begin  # one whose answer is given when it is there, without a task: as most are
-        self.begin_end = ender.begin
-
-    async def prepare(
-        self,
-        calls: Sequence[PrepareCall],
-        wait_ms: int = 10_000,
-        first_try_ms: int | None = None,
-        rights: Rights = EVERYTHING,
-        new_group: GroupSettings = DEFAULT_SETTINGS,
-    ) -> list[Prepared | TransactionView | Refused]:
-        """Prepared once the half message is stored; the view of what has ended, or was published at once.
-
-        `first_try_ms`: no later than Kafka's time when the idempotency keys were first sent anywhere, by this very
-        call; then nothing is looked up (decision 0017). `new_group`: settings of a group that nobody has made.
-        """
-        return await self._preparer.prepare(calls, rights, self._deadline(wait_ms), first_try_ms, new_group)
-
-    def kafka_time_ms(self) -> int:
-        """What a caller may count on from for `first_try_ms`; 0 as long as it is not known."""
-        return self._preparer.kafka_time.now_ms()
-
-    async def end(
-        self,
-        calls: Sequence[EndCall],
-        wait: Wait = Wait.SETTLED,
-        wait_ms: int = 10_000,
-        rights: Rights = EVERYTHING,
-    ) -> Sequence[TransactionView | Accepted | Refused]:
-        """The settled view, the same for every repeat; Accepted with Wait.DURABLE, once the end cannot be lost."""
-        end = self._ender.settle if wait is Wait.SETTLED else self._ender.append
-        if rights is EVERYTHING:
-            return await end(calls, self._deadline(wait_ms))
-        scoped = scope_ends(rights, calls)
-        allowed = [call for call in scoped if isinstance(call, EndCall)]
-        made = [hide_others(rights, answer) for answer in await end(allowed, self._deadline(wait_ms))]
-        if len(allowed) == len(scoped):
-            return made
-        answers = iter(made)
-        return [next(answers) if isinstance(call, EndCall) else call for call in scoped]
+        self._kafka_time = preparer.kafka_time
+        self._directory = preparer.admission.directory
+        self._operators = operators
+        self.prepare, self.begin_prepare = preparer.prepare, preparer.begin
+        self.end, self.begin_end = ender.end, ender.begin
+        self.act, self.force = operators.act, operators.force
+        # what a caller may count on from for `first_try_ms`; 0 as long as it is not known
+        self.kafka_time_ms = preparer.kafka_time.now_ms
 
     async def get(self, transaction_id: str, rights: Rights = EVERYTHING) -> TransactionView | Refused:
         """The transaction as of now: sees every write acknowledged before the call."""
@@ -103,12 +58,12 @@ class TransactionService:
 
     async def explain(self, view: TransactionView) -> Explanation | Refused:
         """Why a transaction that was just read is as it is, and what comes next."""
-        now_ms = self._preparer.kafka_time.now_ms() or self._clock.now_ms()
+        now_ms = self._kafka_time.now_ms() or self._clock.now_ms()
         read = await self._reads.read_beyond({}, partial(read_surroundings, view=view), self._reads.deadline())
         if read.value is None:
             return refuse_read(read.currency, view.transaction_id)
         unanswered, halt, remark = read.value
-        settings = self._preparer.admission.directory.settings_of(view.group)
+        settings = self._directory.settings_of(view.group)
         around = Circumstances(now_ms, settings, unanswered, halt, self._bodies.is_lost(view))
         return explain(view, around)._replace(remark=remark)
 
@@ -140,16 +95,3 @@ class TransactionService:
             return await self._bodies.show(view, who.rights)
         except StoreError:
             return refuse_unavailable("the journal cannot be read now", view.transaction_id)
-
-    async def act(self, transaction_id: str, act: Act, who: Who, wait_ms: int = 10_000) -> TransactionView | Refused:
-        """An operator asks the group now, resumes a parked transaction, or abandons a blocked commit."""
-        return await self._operators.act(transaction_id, act, who, self._deadline(wait_ms))
-
-    async def force(
-        self, transaction_id: str, resolution: Resolution, who: Who, wait_ms: int = 10_000
-    ) -> TransactionView | Refused:
-        """An operator ends the transaction."""
-        return await self._operators.force(transaction_id, resolution, who, self._deadline(wait_ms))
-
-    def _deadline(self, wait_ms: int) -> Deadline:
-        return Deadline.after(self._clock, wait_ms)
