@@ -365,7 +365,7 @@ def _read_file(file: Path | None) -> dict[str, Any]:
 
 
 def _read_environment() -> dict[str, Any]:
-    known = _environment_names()
+    known = {ENV_PREFIX + name.upper().replace(".", _NESTED) for name in _setting_names()}
     for name in os.environ:
         if name.upper().startswith(ENV_PREFIX) and name.upper() not in known | _OF_COMMANDS and not _is_link(name):
             raise ConfigError(f"unknown environment variable {name}{_nearest(name.upper(), known)}")
@@ -388,10 +388,6 @@ def _is_link(name: str) -> bool:
     """Whether Kubernetes has set it, as it does in every pod for a Service that is called `outbox-bridge`."""
     services = [one.removesuffix(_SERVICE_HOST) for one in os.environ if one.endswith(_SERVICE_HOST)]
     return any(name.startswith(one) and _SERVICE_LINK.fullmatch(name, len(one)) for one in services)
-
-
-def _environment_names() -> set[str]:
-    return {ENV_PREFIX + name.upper().replace(".", _NESTED) for name in _setting_names()}
 
 
 def _setting_names() -> set[str]:

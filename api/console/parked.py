@@ -53,7 +53,7 @@ async def show_parked(request: ApiRequest) -> HttpAnswer:
         given=given,
         is_first=cursor is None,
         following=None if page.next is None else urlencode({**given, "cursor": page.next}),
-        may_redrive=_may_redrive(request, wanted),
+        may_redrive=(not request.services.is_read_only and _may_operate(request, wanted.group)),
     )
 
 
@@ -154,10 +154,6 @@ async def stop_job(request: ApiRequest, job_id: str) -> HttpAnswer:
 
 def _filter_of(request: ApiRequest) -> dict[str, str]:
     return {name: value for name, value in request.query.multi_items() if value and name in _OF_FILTER}
-
-
-def _may_redrive(request: ApiRequest, wanted: SearchFilter) -> bool:
-    return not request.services.is_read_only and _may_operate(request, wanted.group)
 
 
 def _may_operate(request: ApiRequest, group: str | None) -> bool:

@@ -308,10 +308,6 @@ def invalid(pointer: str, what: str) -> Rejected:
 
 
 def _error_members(where: str, what: str) -> dict[str, str]:
-    if _is_pointer(where):
+    if not where or where.startswith("/"):
         return {"pointer": where, "detail": what}
     return {"parameter": where.removeprefix("?"), "detail": what}
-
-
-def _is_pointer(where: str) -> bool:
-    return not where or where.startswith("/")
