@@ -38,8 +38,7 @@ _NO_ANSWER = "what comes is no answer of Kafka's; does its listener want TLS?"
 _TOO_OLD = "before 3.8 a Kafka transaction can stay in PrepareCommit for ever, and its queue stands still (KAFKA-16352)"
 
 _UPGRADE = "upgrade to Kafka 3.8 or newer, in KRaft mode"
-
-VERSION_REMEDY = "Upgrade to Kafka 3.8 or newer, in KRaft mode."
+VERSION_REMEDY = f"U{_UPGRADE[1:]}."
 Options = Mapping[str, str | int | float | bool]
 
 

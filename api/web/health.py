@@ -40,7 +40,7 @@ from bridge.settler.settler import Hold, Settler
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database
 from bridge.sql.identity import ProcessBoard
-from bridge.sql.transactions import read_positions
+from bridge.sql.rows import read_positions
 from bridge.store.message_store import TopicAdmin
 from bridge.store.op_topic import SealWatch
 from bridge.topology import TopologyGuard

@@ -21,17 +21,18 @@ from bridge.service.replies import OpFollower
 from bridge.sql.access import ActEntry, read_audit
 from bridge.sql.engine import Database
 from bridge.sql.identity import find_losses
-from bridge.sql.rows import MalformedCursor
-from bridge.sql.search import TopicActivity, find_last_published, read_topics, restrict_stats
-from bridge.sql.transactions import (
-    AppliedPosition,
+from bridge.sql.rows import AppliedPosition, MalformedCursor, read_positions
+from bridge.sql.search import (
     ProjectionStats,
     SearchFilter,
-    find_many,
-    read_positions,
+    TopicActivity,
+    find_last_published,
     read_stats,
+    read_topics,
+    restrict_stats,
     search_transactions,
 )
+from bridge.sql.transactions import find_many
 from bridge.store.message_store import GetStatus, HalfPlace, MessageStore, read_halves
 from bridge.turns import Recent, take_error
 

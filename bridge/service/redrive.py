@@ -36,7 +36,7 @@ from bridge.sql.redrive import (
     stop_job,
 )
 from bridge.sql.rows import MalformedCursor
-from bridge.sql.transactions import SearchFilter, search_transactions
+from bridge.sql.search import SearchFilter, search_transactions
 
 MAX_RATE_PER_S = 1_000
 _MAX_COUNTED = 10_000

@@ -10,9 +10,8 @@ from sqlalchemy import Connection
 from bridge.core.explanation import Unanswered
 from bridge.core.transaction import RESOLUTION_OF, TimelineEvent, TransactionState, TransactionView
 from bridge.sql.identity import find_given_up, find_given_up_keys, read_halts
-from bridge.sql.projection import purge
-from bridge.sql.rows import AppliedPosition, decode_receipts, make_view, read_positions, select_views
-from bridge.sql.search import GroupStats, ProjectionStats, SearchFilter, chunks, read_stats, search_transactions
+from bridge.sql.rows import decode_receipts, make_view, select_views
+from bridge.sql.search import chunks
 from bridge.sql.tables import given_up, timeline_events, transactions, unanswered_rounds
 
 _T = transactions.c
@@ -104,25 +103,6 @@ def read_surroundings(conn: Connection, view: TransactionView) -> tuple[list[Una
         return [], None, remark
     halt = read_halts(conn).get(view.queue_id)
     return _read_rounds(conn, view.transaction_id), halt and halt.detail, remark
-
-
-__all__ = [
-    "AppliedPosition",
-    "GroupStats",
-    "ProjectionStats",
-    "SearchFilter",
-    "count_live",
-    "find_by_idempotency_key",
-    "find_many",
-    "find_many_by_key",
-    "find_transaction",
-    "purge",
-    "read_positions",
-    "read_stats",
-    "read_surroundings",
-    "read_timeline",
-    "search_transactions",
-]
 
 
 def find_transaction(conn: Connection, transaction_id: str) -> TransactionView | None:

@@ -23,7 +23,7 @@ from bridge.service.operate import Who
 from bridge.service.redrive import RedriveAction, RedrivePreview
 from bridge.sql.groups import put_group
 from bridge.sql.redrive import JobState, RedriveJob
-from bridge.sql.transactions import SearchFilter
+from bridge.sql.search import SearchFilter
 from bridge.store.memory.process import MemoryProcess
 from tests.simulation.clients import Asked, number_of_value, same_messages
 from tests.simulation.database import back_up, endpoint_of, instance_endpoint_of, restore

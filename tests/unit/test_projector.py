@@ -7,8 +7,8 @@ from bridge.core.message import Message, MessageQueue
 from bridge.core.record import Act, ActRecord, Resolution, Source
 from bridge.core.transaction import MessageSummary
 from bridge.projector import PositionMoved
+from bridge.sql.rows import read_positions
 from bridge.sql.search import SearchFilter, search_transactions
-from bridge.sql.transactions import read_positions
 from tests.support.projector_world import ProjectorWorld, make_projector_world
 
 

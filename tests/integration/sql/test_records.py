@@ -39,10 +39,11 @@ from bridge.sql.rows import (
     begin_position,
     make_row,
     move_position,
+    read_positions,
 )
 from bridge.sql.search import AGE_BOUNDS_S, add_pending, count_ages, cover, read_stats, recount_pending
 from bridge.sql.tables import audit, endpoints, group_counts, pending_ages, transactions
-from bridge.sql.transactions import find_many, read_positions, read_timeline
+from bridge.sql.transactions import find_many, read_timeline
 from checker.call import sign_call
 from outbox.client.checks import SignatureVerifier
 from tests.support.held_database import HeldDatabase

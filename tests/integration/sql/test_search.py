@@ -15,6 +15,7 @@ from bridge.sql.bulk import insert_rows
 from bridge.sql.engine import Database
 from bridge.sql.fold import EventRow, KeyRow
 from bridge.sql.leases import SqlPullCheckStore
+from bridge.sql.projection import purge
 from bridge.sql.rows import (
     ALL_COLUMNS,
     AppliedPosition,
@@ -34,7 +35,6 @@ from bridge.sql.transactions import (
     find_many,
     find_many_by_key,
     find_transaction,
-    purge,
     read_timeline,
 )
 

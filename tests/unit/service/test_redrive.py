@@ -19,7 +19,7 @@ from bridge.service.operate import Who
 from bridge.service.reads import AuditList, TransactionList
 from bridge.service.redrive import RedriveAction, RedrivePreview, decode_filter, encode_filter
 from bridge.sql.redrive import JobState, RedriveJob, advance_job, create_job
-from bridge.sql.transactions import SearchFilter
+from bridge.sql.search import SearchFilter
 from bridge.store.memory.link import Fate, StepKind
 from tests.support.memory_faults import ScriptedFaults
 from tests.support.service_world import ServiceWorld, make_service_world

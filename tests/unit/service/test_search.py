@@ -7,7 +7,7 @@ from bridge.core.transaction import TransactionState
 from bridge.service.contract import EndCall, Prepared, RefusalCode, Refused
 from bridge.service.operate import Who
 from bridge.service.reads import AuditList, BridgeStats, TransactionList
-from bridge.sql.transactions import SearchFilter
+from bridge.sql.search import SearchFilter
 from tests.support.service_world import make_service_world
 
 
