@@ -18,11 +18,11 @@ from bridge.core.op_message import POSITION_KEY, OpMessage, Position, encode_op,
 from bridge.core.record import EndRecord, HalfMessage, Resolution, Source
 from bridge.core.record_codec import encode_end, encode_half
 from bridge.core.transaction import Transaction, TransactionState, make_transaction_id, make_uuid7_bits
+from bridge.sql.bulk import chunks
 from bridge.sql.chunking import Chunk, JournalBuffer, OpBuffer, next_chunk
 from bridge.sql.engine import Database, upgrade
 from bridge.sql.projection import PendingRows, apply_chunk
 from bridge.sql.rows import AppliedPosition, LogIdentity, begin_position
-from bridge.sql.search import chunks
 from tests.support.postgres import PostgresServer
 
 PORTION = 250

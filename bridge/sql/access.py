@@ -15,11 +15,10 @@ from bridge.core.audit_chain import AuditLink, AuditRow, make_link
 from bridge.core.grants import Grant, Rights, Verb
 from bridge.core.keyring import RANDOM_BYTES, Keyring, hash_key, make_key_text, read_key_id
 from bridge.directory import show_url
-from bridge.sql.bulk import make_upsert, move_version
+from bridge.sql.bulk import chunks, make_upsert, move_version
 from bridge.sql.engine import RepeatableError
 from bridge.sql.identity import read_keys
 from bridge.sql.rows import decode_cursor, encode_cursor
-from bridge.sql.search import chunks
 from bridge.sql.tables import access_version, api_keys, audit, audit_links, audit_turn, grants, principals
 
 # --- principals ---

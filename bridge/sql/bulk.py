@@ -1,7 +1,7 @@
 """Many rows in one statement, straight to the driver: SQLAlchemy's work for each row would cost more than the row."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import chain
 from secrets import randbelow
@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 Rows = Sequence[tuple[Any, ...]]
 Constants = Mapping[str, str | int | None]
 
-_PORTION = 1_000
+_PORTION = 1_000  # so many rows that no statement takes long, and the time-out of one is that of a few
 _LONGEST_STEP = 1 << 30  # there is room for ten billion of them
 _SQLITE_VALUES = 999  # of a statement, the least that any SQLite takes: 200 rows of five columns, 71 of fourteen
 
@@ -31,7 +31,7 @@ def insert_rows(
     if conn.dialect.name == "sqlite":
         _insert_together(conn, partial(_insert, table.name, tuple(columns), "?", tuple(constants.items())), rows)
     else:
-        for portion in _portions(rows):
+        for portion in chunks(rows, _PORTION):
             _copy(conn, table, (*columns, *constants), portion, tuple(constants.values()))
 
 
@@ -70,12 +70,7 @@ def update_rows(
         return 0
     if conn.dialect.name == "sqlite":
         return conn.exec_driver_sql(_update(table.name, tuple(columns), tuple(constants.items())), rows).rowcount
-    return sum([_update_together(conn, table, columns, portion, constants) for portion in _portions(rows)])
-
-
-def _portions(rows: Rows) -> Iterator[Rows]:
-    """So many that no statement takes long, and the time-out of one is that of a few."""
-    return (rows[start : start + _PORTION] for start in range(0, len(rows), _PORTION))
+    return sum([_update_together(conn, table, columns, portion, constants) for portion in chunks(rows, _PORTION)])
 
 
 def _update_together(
@@ -135,6 +130,12 @@ def allow_long_statements(conn: Connection) -> None:
     """Millions of rows at once take longer than any statement of a service may."""
     if conn.dialect.name == "postgresql":
         conn.exec_driver_sql("SET LOCAL statement_timeout = 0")
+
+
+def chunks(values: Collection[Any], size: int) -> Iterator[list[Any]]:
+    """Lists of at most `size`, so that no statement gets too many parameters."""
+    listed = list(values)
+    return (listed[start : start + size] for start in range(0, len(listed), size))
 
 
 def _names(columns: Sequence[str]) -> str:

@@ -20,10 +20,10 @@ from bridge.core.keyring import SECRET_BYTES, BridgeKey
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import TransactionState, TransactionView
 from bridge.sql.at_rest import cipher_of, load_bridge_key, seal_bridge_key
-from bridge.sql.bulk import make_upsert
+from bridge.sql.bulk import chunks, make_upsert
 from bridge.sql.engine import Database
 from bridge.sql.rows import AppliedPosition, LogIdentity, begin_position
-from bridge.sql.search import chunks, make_ages_anew
+from bridge.sql.search import make_ages_anew
 from bridge.sql.tables import (
     audit,
     bridge_keys,

@@ -19,9 +19,8 @@ from bridge.clock import Clock
 from bridge.core.errors import SecretDamaged, SqlUnavailable
 from bridge.directory import LEASE_SLACK_MS, PullCheck
 from bridge.sql.at_rest import load_url, stored_url
-from bridge.sql.bulk import make_upsert, select_many
+from bridge.sql.bulk import chunks, make_upsert, select_many
 from bridge.sql.engine import Database
-from bridge.sql.search import chunks
 from bridge.sql.tables import endpoints, leases, producer_groups, pull_checks, pull_queues
 
 # --- leases in SQL: of loops of which one works, and of endpoints that live instances register ---

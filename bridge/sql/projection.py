@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from bridge.core.check_rules import CheckTimes, first_check_ms
 from bridge.core.transaction import TransactionState
 from bridge.fault_points import FaultPoint, reach
-from bridge.sql.bulk import add_rows, allow_long_statements, insert_rows, make_upsert, select_many, update_rows
+from bridge.sql.bulk import add_rows, allow_long_statements, chunks, insert_rows, make_upsert, select_many, update_rows
 from bridge.sql.chunking import Chunk, CommitEntry, HalfEntry
 from bridge.sql.fold import COUNTS, EventRow, Fold, KeyRow, PendingSince, TimesOf
 from bridge.sql.rows import (
@@ -34,7 +34,7 @@ from bridge.sql.rows import (
     read_position,
     state_values,
 )
-from bridge.sql.search import add_pending, chunks
+from bridge.sql.search import add_pending
 from bridge.sql.tables import (
     check_results,
     group_counts,

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from bridge.core.transaction import TransactionState, TransactionView
-from bridge.sql.bulk import add_rows, allow_long_statements
+from bridge.sql.bulk import add_rows, allow_long_statements, chunks
 from bridge.sql.rows import PageKey, decode_cursor, encode_cursor, make_row_id, make_search_key, make_view, select_views
 from bridge.sql.tables import group_counts, pending_ages, projection_positions, transaction_keys, transactions
 
@@ -204,12 +204,6 @@ def _read_views(conn: Connection, places: Collection[PageKey]) -> list[Transacti
         for row in conn.execute(select_views().where(_T.id.in_(chunk))):
             found[row.id] = make_view(row)
     return [found[place.row_id] for place in places]
-
-
-def chunks(values: Collection[Any], size: int) -> Iterator[list[Any]]:
-    """Lists of at most `size`, so that no statement gets too many parameters."""
-    listed = list(values)
-    return (listed[start : start + size] for start in range(0, len(listed), size))
 
 
 # --- counts by producer group: from running totals, and from the index of pending ones. Nothing counts ended ones ---

@@ -9,9 +9,9 @@ from sqlalchemy import Connection
 
 from bridge.core.explanation import Unanswered
 from bridge.core.transaction import RESOLUTION_OF, TimelineEvent, TransactionState, TransactionView
+from bridge.sql.bulk import chunks
 from bridge.sql.identity import find_given_up, find_given_up_keys, read_halts
 from bridge.sql.rows import decode_receipts, make_view, select_views
-from bridge.sql.search import chunks
 from bridge.sql.tables import given_up, timeline_events, transactions, unanswered_rounds
 
 _T = transactions.c
