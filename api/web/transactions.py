@@ -1,9 +1,8 @@
-"""Prepare and end transactions, look them up: routes and their description."""
+"""Prepare and end transactions, publish without a local one, look them up: routes and their description."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -54,7 +53,7 @@ from api.web.request import (
     refuse,
     who_is,
 )
-from api.web.road import HttpAnswer, Routes, answer_list, json_answer
+from api.web.road import Begin, HttpAnswer, Routes, answer_list, json_answer
 from api.web.views import (
     AcceptedAnswer,
     BatchAnswer,
@@ -119,14 +118,14 @@ _BINARY = {
         {"topic": "orders.deleted", "key": "42", "value": None},
     ],
 }
-PREPARE_EXAMPLES = {"one message": _ORDER, "with keys": _KEYED, "bytes and a tombstone": _BINARY}
+_EXAMPLES = {"one message": _ORDER, "with keys": _KEYED, "bytes and a tombstone": _BINARY}
 BLOCKED = "Decided and recorded; its publication is being retried (`blocked`). Or, with `Prefer`, not waited for."
 
 PREPARE = Operation(
     TAG,
     {201: (PreparedAnswer, "Stored."), 200: (TransactionAnswer, "A repeat whose transaction has ended.")},
     MESSAGE_PROBLEMS,
-    Body(Prepare, examples=PREPARE_EXAMPLES),
+    Body(Prepare, examples=_EXAMPLES),
     (WAIT, IDEMPOTENCY_KEY, FIRST_TRY, TRACE),
     headers={status: {"Location": "Path of the transaction.", TOLD_TIME: KAFKA_TIME} for status in (200, 201)},
 ).arguments() | {"status_code": 201}
@@ -139,6 +138,23 @@ EACH = (
 
 PREPARE_BATCH = Operation(
     TAG, {200: (BatchAnswer, EACH)}, (), BATCH, (WAIT, FIRST_TRY, TRACE), headers={200: {TOLD_TIME: KAFKA_TIME}}
+).arguments()
+
+
+PUBLISH = Operation(
+    "messages",
+    {
+        200: (TransactionAnswer, "Published."),
+        201: (PreparedAnswer, "A repeat of what is still being decided."),
+        202: (TransactionAnswer, BLOCKED),
+    },
+    MESSAGE_PROBLEMS,
+    Body(Prepare, examples=_EXAMPLES),
+    (WAIT, IDEMPOTENCY_KEY, FIRST_TRY, TRACE),
+    headers={status: {"Location": "Path of the transaction.", TOLD_TIME: KAFKA_TIME} for status in (200, 201, 202)},
+).arguments()
+PUBLISH_BATCH = Operation(
+    "messages", {200: (BatchAnswer, EACH)}, (), BATCH, (WAIT, FIRST_TRY, TRACE), headers={200: {TOLD_TIME: KAFKA_TIME}}
 ).arguments()
 
 
@@ -173,8 +189,7 @@ TIMELINE = Operation(
 ).arguments()
 
 
-@dataclass(frozen=True, slots=True)
-class WaitOptions:
+class WaitOptions(NamedTuple):
     """How long a caller waits for what."""
 
     wait: Wait
@@ -188,7 +203,7 @@ class _TransactionConvertor(StringConvertor):
 
 
 register_url_convertor("transaction", _TransactionConvertor())
-routes = Routes()
+routes, published = Routes(), Routes()
 
 
 @routes.add("POST", "/v1/transactions", PREPARE, is_hot=True, verb=Verb.PREPARE)
@@ -256,26 +271,22 @@ async def commit(request: ApiRequest, transaction_id: str) -> HttpAnswer:
     return await _end(request, transaction_id, Resolution.COMMIT)
 
 
-@routes.begins(commit)
-def begin_commit(
-    services: Services, rights: Rights, raw: bytes, transaction_id: str, _: Sequence[Header], give: Give
-) -> bool:
-    """What is wrong with a call is said by `commit`."""
-    return _begin_end((services, rights), raw, transaction_id, Resolution.COMMIT, give)
-
-
 @routes.add("POST", "/v1/transactions/{transaction_id}/rollback", ROLLBACK, is_hot=True, verb=Verb.DECIDE)
 async def rollback(request: ApiRequest, transaction_id: str) -> HttpAnswer:
     """Drops what was prepared."""
     return await _end(request, transaction_id, Resolution.ROLLBACK)
 
 
-@routes.begins(rollback)
-def begin_rollback(
-    services: Services, rights: Rights, raw: bytes, transaction_id: str, _: Sequence[Header], give: Give
-) -> bool:
-    """What is wrong with a call is said by `rollback`."""
-    return _begin_end((services, rights), raw, transaction_id, Resolution.ROLLBACK, give)
+@published.add("POST", "/v1/messages", PUBLISH, is_hot=True, verb=Verb.PREPARE)
+async def publish(request: ApiRequest) -> HttpAnswer:
+    """Publishes messages together or not at all; answers when consumers can read them."""
+    return await prepare_one(request, is_published=True)
+
+
+@published.add("POST", "/v1/messages/batch", PUBLISH_BATCH, is_hot=True, verb=Verb.PREPARE)
+async def publish_batch(request: ApiRequest) -> HttpAnswer | LinesAnswer:
+    """Publishes many transactions; each is decided on its own."""
+    return await prepare_all(request, is_published=True)
 
 
 async def prepare_one(request: ApiRequest, *, is_published: bool) -> HttpAnswer:
@@ -363,19 +374,27 @@ async def _end(request: ApiRequest, transaction_id: str, resolution: Resolution)
     return show(answer, (("Preference-Applied", "respond-async"),) if isinstance(answer, Accepted) else ())
 
 
-def _begin_end(
-    on: tuple[Services, Rights], raw: bytes, transaction_id: str, resolution: Resolution, give: Give
-) -> bool:
-    services, rights = on
-    try:
-        call = parse_end(raw, transaction_id, resolution)
-    except Rejected:
-        return False
+def _begins_end(resolution: Resolution) -> Begin:
+    """What is wrong with a call is said by `commit` or `rollback`."""
 
-    def answer(told: TransactionView | Refused) -> None:
-        give(problem_of(told) if isinstance(told, Refused) else show(told))
+    def begin(
+        services: Services, rights: Rights, raw: bytes, transaction_id: str, _: Sequence[Header], give: Give
+    ) -> bool:
+        try:
+            call = parse_end(raw, transaction_id, resolution)
+        except Rejected:
+            return False
 
-    return services.transactions.begin_end(call, _most_ms(services), answer, rights)
+        def answer(told: TransactionView | Refused) -> None:
+            give(problem_of(told) if isinstance(told, Refused) else show(told))
+
+        return services.transactions.begin_end(call, _most_ms(services), answer, rights)
+
+    return begin
+
+
+routes.begins(commit)(_begins_end(Resolution.COMMIT))
+routes.begins(rollback)(_begins_end(Resolution.ROLLBACK))
 
 
 def _location(transaction_id: str) -> Sequence[tuple[str, str]]:
@@ -411,23 +430,12 @@ def show(answer: Prepared | TransactionView | Accepted, headers: Sequence[tuple[
 def _render(answer: Prepared | TransactionView | Accepted) -> tuple[int, Shown]:
     """Status and body: 201 for PREPARED only, 202 for what is decided but not yet visible, else 200."""
     if isinstance(answer, Prepared):
-        return 201, _render_prepared(answer)
+        born, first = show_time(answer.born_ms), show_time(answer.first_check_ms)
+        place = answer.queue_id, answer.queue_offset
+        return 201, PreparedAnswer(answer.transaction_id, answer.group, answer.state, born, first, *place)
     if isinstance(answer, Accepted):
         return 202, render_accepted(answer)
     return 202 if answer.blocked else 200, render_transaction(answer)
-
-
-def _render_prepared(prepared: Prepared) -> PreparedAnswer:
-    """A stored half message."""
-    return PreparedAnswer(
-        prepared.transaction_id,
-        prepared.group,
-        prepared.state,
-        show_time(prepared.born_ms),
-        show_time(prepared.first_check_ms),
-        prepared.queue_id,
-        prepared.queue_offset,
-    )
 
 
 async def answer_each(
