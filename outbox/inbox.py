@@ -341,8 +341,7 @@ class _OnceBlock(Generic[T]):
         new = _insert_new(conn, self._inbox.table, self._inbox.consumer, self._ids)
         if guard is not None:
             guard.arm(self._note_lost, _COMMIT_INSIDE)
-            if self._ids:  # of none it is not begun
-                guard.written.add(conn)
+            guard.written.update([conn] if self._ids else [])  # of none it is not begun
         return self._pick(new)
 
     def _leave(self, error: BaseException | None) -> None:

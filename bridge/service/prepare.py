@@ -40,6 +40,7 @@ PrepareAnswer = Prepared | TransactionView | Refused
 
 _TRIES = 2  # of a keyed half message that was void: the first may only have fetched the time
 _RANDOM_BITS = 74
+_VOID = "the journal took too long twice; repeat the call"
 _REUSED = Refused(RefusalCode.IDEMPOTENCY_KEY_REUSED, "the key was used with other content")
 _NO_MESSAGE = Message("")  # stands for several
 _PUT_OK, _PREPARED = PutStatus.PUT_OK, TransactionState.PREPARED  # Python finds the members of an enum only slowly
@@ -322,7 +323,8 @@ class _Batch:
         """What its second try was not applied for says nothing of a first one that may count."""
         answer, transaction_id = self.answers[draft.index], draft.half.transaction_id
         if answer is None:
-            self.answers[draft.index] = _refuse_void(transaction_id)
+            refused = Refused(RefusalCode.UNAVAILABLE, _VOID, Outcome.UNKNOWN, transaction_id, retry_after_s=1)
+            self.answers[draft.index] = refused
         elif draft.is_undated and _is_not_applied(answer):
             self.answers[draft.index] = refuse_unknown(transaction_id)
 
@@ -458,12 +460,8 @@ def _is_plain(call: PrepareCall) -> bool:
 
 def _is_bare(call: PrepareCall) -> bool:
     """Whether the record has no more to say than the messages."""
-    return (
-        call.ordering_key is None
-        and call.immunity_s is None
-        and call.max_checks is None
-        and call.max_lifetime_s is None
-    )
+    settings = call.ordering_key, call.immunity_s, call.max_checks, call.max_lifetime_s
+    return settings == (None, None, None, None)
 
 
 def _make_half(
@@ -498,8 +496,3 @@ def _is_doubtful(draft: _Draft, result: PutResult) -> bool:
 
 def _is_not_applied(answer: PrepareAnswer | None) -> bool:
     return isinstance(answer, Refused) and answer.outcome is Outcome.NOT_APPLIED
-
-
-def _refuse_void(transaction_id: str) -> Refused:
-    detail = "the journal took too long twice; repeat the call"
-    return Refused(RefusalCode.UNAVAILABLE, detail, Outcome.UNKNOWN, transaction_id, retry_after_s=1)
