@@ -8,14 +8,13 @@ from api.console.render import PREFIX, redirect, render
 from api.web.groups import render_settings
 from api.web.parse import check_group, check_property
 from api.web.problems import NOT_FOUND, Problem, Rejected, invalid
-from api.web.request import ApiRequest, Query, check_reason, refuse, who_is
+from api.web.request import ApiRequest, Query, check_reason, or_reject, who_is
 from api.web.road import HttpAnswer, Routes
 from api.web.search import PAGE_PARAMETERS
 from bridge.core.grants import Verb
 from bridge.core.topics import is_legal_topic
 from bridge.core.transaction import TransactionState
 from bridge.directory import GroupSwitch
-from bridge.service.contract import Refused
 from bridge.sql.search import SearchFilter
 
 # --- producer groups: who answers for them, what their checks have come to, how they are asked ---
@@ -31,9 +30,7 @@ async def show_groups(request: ApiRequest) -> HttpAnswer:
     cursor = Query(request.query, PAGE_PARAMETERS).text("cursor")
     if cursor is not None:
         check_group(cursor, "?cursor")
-    found = await request.services.groups.list(_ROWS, cursor or "", request.caller.rights)
-    if isinstance(found, Refused):
-        raise refuse(found)
+    found = or_reject(await request.services.groups.list(_ROWS, cursor or "", request.caller.rights))
     following = found[-1].group.name if len(found) == _ROWS else None
     return render(request, "groups.html", found=found, following=following, is_first=cursor is None)
 
@@ -66,9 +63,7 @@ async def _turn(request: ApiRequest, group: str, *, is_paused: bool) -> HttpAnsw
     if not reason.strip():
         return await _render_group(request, group, refused=NO_REASON)
     who = who_is(request, check_reason(reason))
-    found = await request.services.groups.switch(group, GroupSwitch(form["what"]), who, is_paused=is_paused)
-    if isinstance(found, Refused):
-        raise refuse(found)
+    or_reject(await request.services.groups.switch(group, GroupSwitch(form["what"]), who, is_paused=is_paused))
     return redirect(request, f"groups/{group}")
 
 
@@ -78,9 +73,7 @@ async def rotate_secret(request: ApiRequest, group: str) -> HttpAnswer:
     refuse_read_only(request)
     check_group(group, "?group")
     await read_form(request)
-    secret = await request.services.groups.rotate_secret(group, who_is(request, ""))
-    if isinstance(secret, Refused):
-        raise refuse(secret)
+    secret = or_reject(await request.services.groups.rotate_secret(group, who_is(request, "")))
     return await _render_group(request, group, secret=secret)
 
 
@@ -90,18 +83,14 @@ async def probe_group(request: ApiRequest, group: str) -> HttpAnswer:
     refuse_read_only(request)
     check_group(group, "?group")
     await read_form(request)
-    known = await request.services.groups.find(group, request.caller.rights)
-    if isinstance(known, Refused):
-        raise refuse(known)
+    known = or_reject(await request.services.groups.find(group, request.caller.rights))
     return await _render_group(request, group, report=await request.services.trials.probe(known))
 
 
 async def _render_group(request: ApiRequest, group: str, **members: object) -> HttpAnswer:
     """`secret`: a new one; `refused`: why nothing was done; `report`: of a test."""
     check_group(group, "?group")
-    health = await request.services.groups.get(group, request.caller.rights)
-    if isinstance(health, Refused):
-        raise refuse(health)
+    health = or_reject(await request.services.groups.get(group, request.caller.rights))
     settings = render_settings(health.group.settings)
     named = {name.replace("_", " "): getattr(settings, name) for name in settings.__struct_fields__}
     check = {name: f"{value:g}" if isinstance(value, float) else value for name, value in named.items()}
@@ -121,9 +110,7 @@ async def show_topics(request: ApiRequest) -> HttpAnswer:
     """In the order of their names."""
     cursor = Query(request.query, PAGE_PARAMETERS).text("cursor") or ""
     check_property(cursor, "?cursor")
-    found = await request.services.search.topics(_TOPIC_ROWS, cursor)
-    if isinstance(found, Refused):
-        raise refuse(found)
+    found = or_reject(await request.services.search.topics(_TOPIC_ROWS, cursor))
     blocked, is_more = await _count_blocked(request)
     following = found[-1].topic if len(found) == _TOPIC_ROWS else None
     return render(
@@ -142,9 +129,7 @@ async def show_topic(request: ApiRequest, topic: str) -> HttpAnswer:
     """One of them, as Kafka has it now."""
     if not is_legal_topic(topic):
         raise Rejected(Problem(NOT_FOUND, "no topic can be called so"))
-    found = await request.services.search.topic(topic)
-    if isinstance(found, Refused):
-        raise refuse(found)
+    found = or_reject(await request.services.search.topic(topic))
     blocked, is_more = await _count_blocked(request)
     watch = request.services.consumers
     lag = None if watch is None else await watch.read(topic)
@@ -154,8 +139,6 @@ async def show_topic(request: ApiRequest, topic: str) -> HttpAnswer:
 async def _count_blocked(request: ApiRequest) -> tuple[Mapping[str, int], bool]:
     """Blocked commits by topic, of the newest ones; whether there are more."""
     wanted = SearchFilter(states=(TransactionState.COMMITTED,), blocked=True)
-    page = await request.services.search.search(wanted, _BLOCKED)
-    if isinstance(page, Refused):
-        raise refuse(page)
+    page = or_reject(await request.services.search.search(wanted, _BLOCKED))
     topics = [{message.topic for message in view.messages} for view in page.transactions]
     return Counter(topic for named in topics for topic in named), page.next is not None

@@ -10,7 +10,7 @@ from api.console.entry import identify_reader
 from api.console.render import HEADERS, PREFIX, choose_language, fragment, redirect, render
 from api.web.health import run_checks
 from api.web.problems import Rejected
-from api.web.request import ApiRequest, refuse
+from api.web.request import ApiRequest, or_reject
 from api.web.road import HttpAnswer, Routes
 from bridge.core.grants import Verb
 from bridge.core.transaction import TransactionState
@@ -65,12 +65,8 @@ async def show_home(request: ApiRequest) -> HttpAnswer:
 async def look(request: ApiRequest) -> dict[str, object]:
     """What the page shows. Raises Rejected."""
     services, rights = request.services, request.caller.rights
-    stats = await services.search.stats(rights)
-    if isinstance(stats, Refused):
-        raise refuse(stats)
-    healths = await services.groups.list(_GROUPS, "", rights)
-    if isinstance(healths, Refused):
-        raise refuse(healths)
+    stats = or_reject(await services.search.stats(rights))
+    healths = or_reject(await services.groups.list(_GROUPS, "", rights))
     groups = sorted(stats.projection.groups.items(), key=lambda item: _age(item[1], stats), reverse=True)
     concerns = [
         *await _find_faults(request),

@@ -10,11 +10,10 @@ from api.console.render import PREFIX, redirect, render, render_long
 from api.console.transactions import without_blanks
 from api.web.parked import checked_job_id, found_job
 from api.web.problems import invalid
-from api.web.request import ApiRequest, Query, check_reason, refuse, who_is
+from api.web.request import ApiRequest, Query, check_reason, or_reject, who_is
 from api.web.road import HttpAnswer, Routes
 from api.web.search import PARKED_PARAMETERS, page_of, search_filter
 from bridge.core.grants import Verb
-from bridge.service.contract import Refused
 from bridge.service.redrive import MAX_RATE_PER_S, RedriveAction, RedrivePreview
 from bridge.sql.search import SearchFilter
 
@@ -40,10 +39,8 @@ async def show_parked(request: ApiRequest) -> HttpAnswer:
     wanted = search_filter(query, request.caller.rights)
     page = await services.parked.list(wanted, query.integer("limit", _ROWS, 1, 500), cursor)
     jobs = await services.parked.list_jobs(_JOBS, request.caller.rights)
-    if isinstance(page, Refused):
-        raise refuse(page)
-    if isinstance(jobs, Refused):
-        raise refuse(jobs)
+    page = or_reject(page)
+    jobs = or_reject(jobs)
     given = _filter_of(request)
     return await render_long(
         request,
@@ -89,10 +86,7 @@ async def _ask(
 async def _count(request: ApiRequest, wanted: SearchFilter) -> RedrivePreview:
     rights = request.caller.rights
     is_visible = None if rights.may_everywhere(Verb.READ) else partial(rights.may, Verb.READ)
-    preview = await request.services.parked.preview(replace(wanted, is_visible=is_visible))
-    if isinstance(preview, Refused):
-        raise refuse(preview)
-    return preview
+    return or_reject(await request.services.parked.preview(replace(wanted, is_visible=is_visible)))
 
 
 def _phrase(action: str, preview: RedrivePreview) -> str:

@@ -25,7 +25,7 @@ from api.web.health import (
     tell_unknown,
 )
 from api.web.problems import Problem, Rejected, problem_headers, problem_of
-from api.web.request import ApiRequest, Query, refuse
+from api.web.request import ApiRequest, Query, or_reject
 from api.web.road import NO_PATH, HttpAnswer, Routes, Site
 from api.web.search import PAGE_PARAMETERS, page_of, render_stats
 from bridge.core.grants import Verb
@@ -47,9 +47,7 @@ async def show_audit(request: ApiRequest) -> HttpAnswer:
     """Who did what, newest first."""
     query = Query(request.query, PAGE_PARAMETERS)
     _, cursor = page_of(query, request.services.limits.page)
-    page = await request.services.search.audit(query.integer("limit", _ROWS, 1, 500), cursor)
-    if isinstance(page, Refused):
-        raise refuse(page)
+    page = or_reject(await request.services.search.audit(query.integer("limit", _ROWS, 1, 500), cursor))
     following = None if page.next is None else urlencode({"cursor": page.next})
     is_known = is_transaction_id
     return await render_long(

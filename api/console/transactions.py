@@ -12,7 +12,7 @@ from starlette.datastructures import QueryParams
 from api.console.render import HEADERS, PREFIX, ShownValue, begin_page, redirect, render, render_long, show_value
 from api.web.parse import check_transaction_id
 from api.web.problems import NOT_FOUND, Problem, Rejected
-from api.web.request import ApiRequest, Query, refuse, who_is
+from api.web.request import ApiRequest, Query, or_reject, who_is
 from api.web.road import HttpAnswer, Routes
 from api.web.search import SEARCH_PARAMETERS, page_of, search_filter
 from bridge.core.explanation import Explanation
@@ -58,9 +58,9 @@ async def show_search(request: ApiRequest) -> HttpAnswer:
     filled = without_blanks(request)
     query = Query(filled, SEARCH_PARAMETERS, {"state"})
     _, cursor = page_of(query, services.limits.page)
-    page = await services.search.search(search_filter(query, rights), query.integer("limit", _ROWS, 1, 500), cursor)
-    if isinstance(page, Refused):
-        raise refuse(page)
+    page = or_reject(
+        await services.search.search(search_filter(query, rights), query.integer("limit", _ROWS, 1, 500), cursor)
+    )
     stats = await services.search.stats(rights)
     given = {name: ",".join(filled.getlist(name)) for name in filled if name != "cursor"}
     return await render_long(
@@ -114,18 +114,14 @@ async def _guess(request: ApiRequest, text: str) -> HttpAnswer:
 
 async def _find_meanings(request: ApiRequest, text: str) -> list[tuple[str, dict[str, str]]]:
     search, rights = request.services.search, request.caller.rights
-    stats = await search.stats(rights)
-    if isinstance(stats, Refused):
-        raise refuse(stats)
+    stats = or_reject(await search.stats(rights))
     found = [("producer group", {"producer_group": text})] if text in stats.projection.groups else []
     for name in ("topic", "key", "idempotency_key", "id_prefix"):
         try:
             wanted = search_filter(Query(QueryParams({name: text}), {*SEARCH_PARAMETERS}), rights)
         except Rejected:
             continue  # it cannot be one
-        page = await search.search(wanted, 1)
-        if isinstance(page, Refused):
-            raise refuse(page)
+        page = or_reject(await search.search(wanted, 1))
         if page.transactions:
             found.append((_MEANINGS[name], {name: text}))
     return found
@@ -162,9 +158,7 @@ async def render_transaction(
 ) -> HttpAnswer:
     """The page; with `refused`, why an act has changed nothing. Raises Rejected."""
     view, said = await find(request, transaction_id)
-    events = await request.services.transactions.timeline(transaction_id, request.caller.rights)
-    if isinstance(events, Refused):
-        raise refuse(events)
+    events = or_reject(await request.services.transactions.timeline(transaction_id, request.caller.rights))
     is_asked = "messages" in request.query
     messages, why_not = await _read_messages(request, view, is_asked=is_asked)
     return await asyncio.to_thread(  # a hundred messages may have megabytes
@@ -186,12 +180,8 @@ async def render_transaction(
 async def find(request: ApiRequest, transaction_id: str) -> tuple[TransactionView, Explanation]:
     """The transaction and why it is so. Raises Rejected."""
     check_transaction_id(transaction_id, "?transaction_id")
-    view = await request.services.transactions.get(transaction_id, request.caller.rights)
-    if isinstance(view, Refused):
-        raise refuse(view)
-    said = await request.services.transactions.explain(view)
-    if isinstance(said, Refused):
-        raise refuse(said)
+    view = or_reject(await request.services.transactions.get(transaction_id, request.caller.rights))
+    said = or_reject(await request.services.transactions.explain(view))
     return view, said
 
 
@@ -225,9 +215,7 @@ def _show_messages(found: Sequence[Message]) -> list[ShownMessage]:
 async def save_value(request: ApiRequest, transaction_id: str, number: str) -> HttpAnswer:
     """A message's value as it is, to be saved, not to be shown."""
     view, _ = await find(request, transaction_id)
-    found = await request.services.transactions.get_bodies(view, who_is(request, ""))
-    if isinstance(found, Refused):
-        raise refuse(found)
+    found = or_reject(await request.services.transactions.get_bodies(view, who_is(request, "")))
     if found is None or not _PLACE.fullmatch(number) or int(number) >= len(found) or found[int(number)].value is None:
         raise Rejected(Problem(NOT_FOUND, "there is no such value"))
     name = f'attachment; filename="{transaction_id}-{int(number)}.bin"'

@@ -11,13 +11,12 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from api.web.bodies import GroupName, TransactionId
 from api.web.openapi import GROUP, GROUPS, Body, Operation
 from api.web.parse import check_group, check_transaction_id
-from api.web.request import ApiRequest, Query, read_json, refuse
+from api.web.request import ApiRequest, Query, or_reject, read_json
 from api.web.road import NO_STORE, HttpAnswer, Routes, json_answer
 from api.web.views import MessageAnswer, Time
 from bridge.core.grants import Verb
 from bridge.core.message import write_message
 from bridge.service.claims import ClaimCall, ClaimedCheck
-from bridge.service.contract import Refused
 from bridge.turns import Steps, each_in_steps, take_error
 from checker.call import Check, NonceMaker, Subject, encode_call, render_check
 from checker.conformance import Trial
@@ -135,8 +134,7 @@ async def claim(request: ApiRequest, group: str) -> HttpAnswer:
         claimed = await request.services.claims.claim(call)
     finally:
         leaving.cancel()
-    if isinstance(claimed, Refused):
-        raise refuse(claimed)
+    claimed = or_reject(claimed)
     shown = await request.services.turns.run(render_claimed(group, claimed, request.services.nonces.begin()))
     return HttpAnswer(200, shown, NO_STORE)
 
@@ -212,9 +210,7 @@ async def try_endpoints(request: ApiRequest, group: str) -> HttpAnswer:
     body = await read_json(request, _trial, is_optional=True)
     _check_ids(body)
     services = request.services
-    known = await services.groups.find(group, request.caller.rights)
-    if isinstance(known, Refused):
-        raise refuse(known)
+    known = or_reject(await services.groups.find(group, request.caller.rights))
     if body.again:
         earlier = [EarlierAnswer(one.endpoint, Trial(one.trial), one.transaction_id, one.answer) for one in body.again]
         report = await services.trials.ask_again(known, earlier)

@@ -9,7 +9,7 @@ from api.web.bodies import GroupName, Nothing, Reason
 from api.web.openapi import CURSOR, GROUP, GROUPS, LIMIT, Body, Operation, query_parameter
 from api.web.parse import check_group
 from api.web.problems import invalid
-from api.web.request import ApiRequest, Query, check_reason, read_json, read_nothing, refuse, who_is
+from api.web.request import ApiRequest, Query, check_reason, or_reject, read_json, read_nothing, who_is
 from api.web.road import NO_STORE, HttpAnswer, Routes, json_answer
 from api.web.search import PAGE_PARAMETERS, GroupCountsAnswer, answer_page, page_of, render_counts
 from api.web.views import Time, render_optional_time
@@ -17,7 +17,6 @@ from bridge.core.check_rules import CheckCalls, CheckMode, CheckTimes, GroupSett
 from bridge.core.grants import Verb
 from bridge.core.measures import show_time
 from bridge.directory import Endpoint, GroupSwitch, show_url
-from bridge.service.contract import Refused
 from bridge.service.groups import EndpointRegistered, GroupSaved
 from bridge.sql.groups import EndpointHealth, GroupHealth
 
@@ -375,9 +374,7 @@ async def put(request: ApiRequest, group: str) -> HttpAnswer:
     """Creates a group, or replaces its settings and static endpoints."""
     check_group(group, "?group")
     settings, urls = make_group(await read_json(request, _group))
-    saved = await request.services.groups.put(group, settings, urls, who_is(request, ""))
-    if isinstance(saved, Refused):
-        raise refuse(saved)
+    saved = or_reject(await request.services.groups.put(group, settings, urls, who_is(request, "")))
     headers = (("Location", f"/v1/producer-groups/{group}"), *NO_STORE)
     return json_answer(201 if saved.is_created else 200, render_saved(saved), headers)
 
@@ -388,9 +385,7 @@ async def get(request: ApiRequest, group: str) -> HttpAnswer:
     check_group(group, "?group")
     Query(request.query, ())
     services = request.services
-    health = await services.groups.get(group, request.caller.rights)
-    if isinstance(health, Refused):
-        raise refuse(health)
+    health = or_reject(await services.groups.get(group, request.caller.rights))
     return json_answer(200, render_group(health, services.now_ms()))
 
 
@@ -401,9 +396,7 @@ async def list_groups(request: ApiRequest) -> HttpAnswer:
     limit, cursor = page_of(Query(request.query, PAGE_PARAMETERS), services.limits.page)
     if cursor is not None:
         check_group(cursor, "?cursor")
-    found = await services.groups.list(limit, cursor or "", request.caller.rights)
-    if isinstance(found, Refused):
-        raise refuse(found)
+    found = or_reject(await services.groups.list(limit, cursor or "", request.caller.rights))
     following = found[-1].group.name if len(found) == limit else None
     now_ms = services.now_ms()
     return await answer_page(request, "producer_groups", found, lambda health: render_group(health, now_ms), following)
@@ -415,9 +408,7 @@ async def delete(request: ApiRequest, group: str) -> HttpAnswer:
     check_group(group, "?group")
     Query(request.query, ())
     await read_nothing(request)
-    refused = await request.services.groups.delete(group, who_is(request, ""))
-    if refused is not None:
-        raise refuse(refused)
+    or_reject(await request.services.groups.delete(group, who_is(request, "")))
     return json_answer(200, GroupRemoved(group))
 
 
@@ -427,9 +418,7 @@ async def rotate_secret(request: ApiRequest, group: str) -> HttpAnswer:
     check_group(group, "?group")
     Query(request.query, ())
     await read_nothing(request)
-    secret = await request.services.groups.rotate_secret(group, who_is(request, ""))
-    if isinstance(secret, Refused):
-        raise refuse(secret)
+    secret = or_reject(await request.services.groups.rotate_secret(group, who_is(request, "")))
     return json_answer(200, SecretAnswer(group, secret), NO_STORE)
 
 
@@ -450,9 +439,7 @@ async def _turn(request: ApiRequest, group: str, *, is_paused: bool) -> HttpAnsw
     Query(request.query, ())
     body = await read_json(request, _switch)
     who = who_is(request, check_reason(body.reason))
-    found = await request.services.groups.switch(group, GroupSwitch(body.what), who, is_paused=is_paused)
-    if isinstance(found, Refused):
-        raise refuse(found)
+    found = or_reject(await request.services.groups.switch(group, GroupSwitch(body.what), who, is_paused=is_paused))
     settings = found.settings
     return json_answer(200, GroupSwitchedAnswer(group, settings.pauses_checks, settings.accepts_prepares))
 
@@ -464,9 +451,9 @@ async def register_endpoint(request: ApiRequest, group: str) -> HttpAnswer:
     Query(request.query, ())
     body = await read_json(request, _endpoint)
     lease_ms = round(body.lease_seconds * 1000)
-    registered = await request.services.groups.register_endpoint(group, body.url, lease_ms, who_is(request, ""))
-    if isinstance(registered, Refused):
-        raise refuse(registered)
+    registered = or_reject(
+        await request.services.groups.register_endpoint(group, body.url, lease_ms, who_is(request, ""))
+    )
     return json_answer(200, render_registered(registered))
 
 
@@ -478,7 +465,5 @@ async def remove_endpoint(request: ApiRequest, group: str) -> HttpAnswer:
     if not url:
         raise invalid("?url", "which endpoint?")
     await read_nothing(request)
-    removed = await request.services.groups.remove_endpoint(group, url, who_is(request, ""))
-    if isinstance(removed, Refused):
-        raise refuse(removed)
+    removed = or_reject(await request.services.groups.remove_endpoint(group, url, who_is(request, "")))
     return json_answer(200, EndpointRemovedAnswer(show_url(url), removed))

@@ -18,8 +18,8 @@ from api.web.request import (
     Query,
     ReadinessCheck,
     check_reason,
+    or_reject,
     read_json,
-    refuse,
     who_is,
 )
 from api.web.road import NO_STORE, HttpAnswer, Routes, json_answer
@@ -338,9 +338,7 @@ async def resume(request: ApiRequest) -> HttpAnswer:
 async def _turn(request: ApiRequest, *, is_paused: bool) -> HttpAnswer:
     Query(request.query, ())
     who = who_is(request, check_reason((await read_json(request, _switch)).reason))
-    refused = await request.services.groups.switch_prepares(who, is_paused=is_paused)
-    if refused is not None:
-        raise refuse(refused)
+    or_reject(await request.services.groups.switch_prepares(who, is_paused=is_paused))
     return json_answer(200, PreparesSwitchedAnswer(not is_paused))
 
 

@@ -11,12 +11,11 @@ from api.web.bodies import Nothing
 from api.web.openapi import Body, Operation, path_parameter
 from api.web.parse import check_property
 from api.web.problems import NOT_FOUND, Problem, Rejected, invalid
-from api.web.request import ApiRequest, Query, read_json, read_nothing, refuse, who_is
+from api.web.request import ApiRequest, Query, or_reject, read_json, read_nothing, who_is
 from api.web.road import NO_STORE, HttpAnswer, Routes, answer_list, json_answer
 from api.web.views import Time, render_optional_time
 from bridge.core.grants import PRINCIPAL_NAME, Grant, Verb, is_pattern, is_principal_name
 from bridge.core.measures import show_time
-from bridge.service.contract import Refused
 from bridge.sql.access import Key, Principal
 
 _KEY_ID_PATTERN = "^[a-z2-7]{8}$"
@@ -148,9 +147,7 @@ _create = msgspec.json.Decoder(CreateKey)
 async def list_principals(request: ApiRequest) -> HttpAnswer:
     """Who may call, what for, and with which keys."""
     Query(request.query, ())
-    found = await request.services.access.list()
-    if isinstance(found, Refused):
-        raise refuse(found)
+    found = or_reject(await request.services.access.list())
     return await answer_list(request, "principals", found, _render)
 
 
@@ -161,12 +158,8 @@ async def put(request: ApiRequest, principal: str) -> HttpAnswer:
         raise invalid("?principal", "a name has 1..120 characters of A-Z a-z 0-9 . _ @ : -")
     grants = _read_grants((await read_json(request, _put)).grants)
     access = request.services.access
-    is_new = await access.put(principal, grants, who_is(request, ""))
-    if isinstance(is_new, Refused):
-        raise refuse(is_new)
-    shown = await access.get(principal)
-    if isinstance(shown, Refused):
-        raise refuse(shown)
+    is_new = or_reject(await access.put(principal, grants, who_is(request, "")))
+    shown = or_reject(await access.get(principal))
     return json_answer(201 if is_new else 200, _render(shown))
 
 
@@ -174,9 +167,7 @@ async def put(request: ApiRequest, principal: str) -> HttpAnswer:
 async def delete(request: ApiRequest, principal: str) -> HttpAnswer:
     """Removes a principal, its grants and its keys."""
     await read_nothing(request)
-    refused = await request.services.access.delete(_checked(principal), who_is(request, ""))
-    if refused is not None:
-        raise refuse(refused)
+    or_reject(await request.services.access.delete(_checked(principal), who_is(request, "")))
     return json_answer(200, PrincipalRemoved(principal))
 
 
@@ -186,9 +177,9 @@ async def create_key(request: ApiRequest, principal: str) -> HttpAnswer:
     body = await read_json(request, _create, is_optional=True)
     check_property(body.label, "/label")
     life_ms = None if body.expires_in_seconds is None else body.expires_in_seconds * 1000
-    made = await request.services.access.make_key(_checked(principal), body.label, life_ms, who_is(request, ""))
-    if isinstance(made, Refused):
-        raise refuse(made)
+    made = or_reject(
+        await request.services.access.make_key(_checked(principal), body.label, life_ms, who_is(request, ""))
+    )
     key = made.key
     signing = request.services.signing
     secret = None if signing is None else signing.make(key.key_id)
@@ -202,9 +193,7 @@ async def revoke_key(request: ApiRequest, key_id: str) -> HttpAnswer:
     await read_nothing(request)
     if not re.fullmatch(_KEY_ID_PATTERN, key_id):
         raise Rejected(Problem(NOT_FOUND, f"there is no key {key_id}"))
-    refused = await request.services.access.revoke(key_id, who_is(request, ""))
-    if refused is not None:
-        raise refuse(refused)
+    or_reject(await request.services.access.revoke(key_id, who_is(request, "")))
     return json_answer(200, KeyRevoked(key_id))
 
 

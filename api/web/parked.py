@@ -12,7 +12,7 @@ from api.web.bodies import Base64, GroupName, Reason, RequestTime
 from api.web.openapi import LIMIT, OPERATORS, Body, Operation, path_parameter
 from api.web.parse import check_group, check_property
 from api.web.problems import NOT_FOUND, Problem, Rejected, invalid
-from api.web.request import ApiRequest, Query, check_reason, read_json, refuse, who_is
+from api.web.request import ApiRequest, Query, check_reason, or_reject, read_json, who_is
 from api.web.road import HttpAnswer, Routes, answer_list, json_answer
 from api.web.search import (
     FILTERS,
@@ -176,9 +176,7 @@ async def list_parked(request: ApiRequest) -> HttpAnswer:
     services = request.services
     query = Query(request.query, PARKED_PARAMETERS)
     limit, cursor = page_of(query, services.limits.page)
-    page = await services.parked.list(search_filter(query, request.caller.rights), limit, cursor)
-    if isinstance(page, Refused):
-        raise refuse(page)
+    page = or_reject(await services.parked.list(search_filter(query, request.caller.rights), limit, cursor))
     return await answer_page(request, "transactions", page.transactions, render_transaction, page.next)
 
 
@@ -204,9 +202,7 @@ async def list_jobs(request: ApiRequest) -> HttpAnswer:
     """The newest jobs."""
     services = request.services
     limit = Query(request.query, {"limit"}).integer("limit", 100, 1, services.limits.page)
-    jobs = await services.parked.list_jobs(limit, request.caller.rights)
-    if isinstance(jobs, Refused):
-        raise refuse(jobs)
+    jobs = or_reject(await services.parked.list_jobs(limit, request.caller.rights))
     return await answer_list(request, "jobs", jobs, render_job)
 
 
@@ -228,9 +224,7 @@ async def stop_job(request: ApiRequest, job_id: str) -> HttpAnswer:
 
 
 async def _preview(request: ApiRequest, wanted: SearchFilter) -> HttpAnswer:
-    preview = await request.services.parked.preview(wanted)
-    if isinstance(preview, Refused):
-        raise refuse(preview)
+    preview = or_reject(await request.services.parked.preview(wanted))
     sample = [render_transaction(view) for view in preview.sample]
     return json_answer(200, RedrivePreviewAnswer(preview.count, preview.is_more, sample))
 
@@ -246,6 +240,4 @@ def found_job(job: RedriveJob | Refused | None) -> RedriveJob:
     """The job, if it was found. Raises Rejected."""
     if job is None:
         raise Rejected(Problem(NOT_FOUND, "no such job"))
-    if isinstance(job, Refused):
-        raise refuse(job)
-    return job
+    return or_reject(job)

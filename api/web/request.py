@@ -290,7 +290,6 @@ class ApiRequest:
 
 
 def make_request_id() -> str:
-    """A new one."""
     if not _spare_ids:
         many = os.urandom(16 * _IDS_AT_ONCE).hex()  # one system call
         _spare_ids.extend([many[start : start + 32] for start in range(0, len(many), 32)])
@@ -462,9 +461,11 @@ async def read_json(request: ApiRequest, decoder: "msgspec.json.Decoder[T]", *, 
     return parse_body(raw, decoder)
 
 
-def refuse(refused: Refused) -> Rejected:
-    """A refusal of the service, as an exception that becomes the answer."""
-    return Rejected(problem_of(refused))
+def or_reject(answer: T | Refused) -> T:
+    """What a service gives. Raises Rejected, which becomes the answer, if it refuses."""
+    if isinstance(answer, Refused):
+        raise Rejected(problem_of(answer))
+    return answer
 
 
 def item(status: int, body: object) -> bytes:

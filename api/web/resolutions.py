@@ -19,13 +19,23 @@ from api.web.parse import (
     resolutions_in_steps,
 )
 from api.web.problems import Problem, invalid
-from api.web.request import JSON, NDJSON, ApiRequest, check_reason, media_type, read_json, read_nothing, refuse, who_is
+from api.web.request import (
+    JSON,
+    NDJSON,
+    ApiRequest,
+    check_reason,
+    media_type,
+    or_reject,
+    read_json,
+    read_nothing,
+    who_is,
+)
 from api.web.road import HttpAnswer, Routes, json_answer
 from api.web.transactions import BLOCKED, EACH, TAG, answer_each, join, parse_lines, patience_of, show
 from api.web.views import AskedAnswer, BatchAnswer, TransactionAnswer
 from bridge.core.grants import Verb
 from bridge.core.record import Act, Resolution, Source
-from bridge.service.contract import EndCall, Refused
+from bridge.service.contract import EndCall
 from checker.call import Nonces
 
 # --- many ends at once, and answers to checks: routes and their description ---
@@ -155,9 +165,7 @@ async def ask_now(request: ApiRequest, transaction_id: str) -> HttpAnswer:
     check_transaction_id(transaction_id, "?transaction_id")
     await read_nothing(request)
     wait_ms = patience_of(request).wait_ms
-    answer = await request.services.transactions.act(transaction_id, Act.CHECK, who_is(request, ""), wait_ms)
-    if isinstance(answer, Refused):
-        raise refuse(answer)
+    or_reject(await request.services.transactions.act(transaction_id, Act.CHECK, who_is(request, ""), wait_ms))
     return json_answer(202, AskedAnswer(transaction_id))
 
 
@@ -170,9 +178,7 @@ async def force(request: ApiRequest, transaction_id: str) -> HttpAnswer:
     word = body.resolution
     resolution = Resolution[word] if isinstance(word, str) else Resolution(word)
     wait_ms = patience_of(request).wait_ms
-    answer = await request.services.transactions.force(transaction_id, resolution, who, wait_ms)
-    if isinstance(answer, Refused):
-        raise refuse(answer)
+    answer = or_reject(await request.services.transactions.force(transaction_id, resolution, who, wait_ms))
     return show(answer)
 
 
@@ -195,7 +201,5 @@ async def abandon(request: ApiRequest, transaction_id: str) -> HttpAnswer:
 async def _act(request: ApiRequest, transaction_id: str, act: Act, reason: str) -> HttpAnswer:
     who = who_is(request, check_reason(reason))
     wait_ms = patience_of(request).wait_ms
-    answer = await request.services.transactions.act(transaction_id, act, who, wait_ms)
-    if isinstance(answer, Refused):
-        raise refuse(answer)
+    answer = or_reject(await request.services.transactions.act(transaction_id, act, who, wait_ms))
     return show(answer)

@@ -12,13 +12,12 @@ from api.web.bodies import GROUP_PATTERN
 from api.web.openapi import CURSOR, LIMIT, OPERATORS, Json, Operation, query_parameter
 from api.web.parse import check_group, parse_base64
 from api.web.problems import invalid
-from api.web.request import TIME_EXPECTED, ApiRequest, Query, parse_time_ms, refuse
+from api.web.request import TIME_EXPECTED, ApiRequest, Query, or_reject, parse_time_ms
 from api.web.road import HttpAnswer, Routes, answer_list, json_answer
 from api.web.views import Time, TransactionAnswer, render_transaction
 from bridge.core.grants import Rights, Verb
 from bridge.core.measures import show_time
 from bridge.core.transaction import TransactionState
-from bridge.service.contract import Refused
 from bridge.service.reads import BridgeStats
 from bridge.sql.access import ActEntry
 from bridge.sql.search import GroupStats, SearchFilter
@@ -252,9 +251,7 @@ async def search(request: ApiRequest) -> HttpAnswer:
     services = request.services
     query = Query(request.query, SEARCH_PARAMETERS, {"state"})
     limit, cursor = page_of(query, services.limits.page)
-    page = await services.search.search(search_filter(query, request.caller.rights), limit, cursor)
-    if isinstance(page, Refused):
-        raise refuse(page)
+    page = or_reject(await services.search.search(search_filter(query, request.caller.rights), limit, cursor))
     return await answer_page(request, "transactions", page.transactions, render_transaction, page.next)
 
 
@@ -262,9 +259,7 @@ async def search(request: ApiRequest) -> HttpAnswer:
 async def stats(request: ApiRequest) -> HttpAnswer:
     """Counts and lags, of all groups and of each."""
     Query(request.query, ())
-    counted = await request.services.search.stats(request.caller.rights)
-    if isinstance(counted, Refused):
-        raise refuse(counted)
+    counted = or_reject(await request.services.search.stats(request.caller.rights))
     return json_answer(200, render_stats(counted))
 
 
@@ -273,7 +268,5 @@ async def audit(request: ApiRequest) -> HttpAnswer:
     """Who did what, newest first."""
     services = request.services
     limit, cursor = page_of(Query(request.query, PAGE_PARAMETERS), services.limits.page)
-    page = await services.search.audit(limit, cursor)
-    if isinstance(page, Refused):
-        raise refuse(page)
+    page = or_reject(await services.search.audit(limit, cursor))
     return await answer_page(request, "entries", page.entries, _render_entry, page.next)

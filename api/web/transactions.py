@@ -48,9 +48,9 @@ from api.web.request import (
     json_body,
     media_type,
     optional_body,
+    or_reject,
     prefers_async,
     problem_item,
-    refuse,
     who_is,
 )
 from api.web.road import Begin, HttpAnswer, Routes, answer_list, json_answer
@@ -241,15 +241,11 @@ async def get(request: ApiRequest, transaction_id: str) -> HttpAnswer:
     query = Query(request.query, {"include"})
     if query.text("include") not in {None, "messages"}:
         raise invalid("?include", "only `messages` can be included")
-    view = await _found(request, transaction_id)
-    said = await request.services.transactions.explain(view)
-    if isinstance(said, Refused):
-        raise refuse(said)
+    view = or_reject(await request.services.transactions.get(transaction_id, request.caller.rights))
+    said = or_reject(await request.services.transactions.explain(view))
     if query.text("include") is None:
         return json_answer(200, render_explained(view, said))
-    bodies = await request.services.transactions.get_bodies(view, who_is(request, ""))
-    if isinstance(bodies, Refused):
-        raise refuse(bodies)
+    bodies = or_reject(await request.services.transactions.get_bodies(view, who_is(request, "")))
     shown = None if bodies is None else await request.services.turns.run(bodies_in_steps(bodies))
     return json_answer(200, render_explained(view, said, shown))
 
@@ -259,9 +255,7 @@ async def timeline(request: ApiRequest, transaction_id: str) -> HttpAnswer:
     """What happened to a transaction, oldest first."""
     check_transaction_id(transaction_id, "?transaction_id")
     Query(request.query, ())
-    events = await request.services.transactions.timeline(transaction_id, request.caller.rights)
-    if isinstance(events, Refused):
-        raise refuse(events)
+    events = or_reject(await request.services.transactions.timeline(transaction_id, request.caller.rights))
     return await answer_list(request, "events", events, render_event)
 
 
@@ -303,7 +297,7 @@ async def prepare_one(request: ApiRequest, *, is_published: bool) -> HttpAnswer:
     first_ms = first_try_ms(request)
     (answer,) = await _prepare(request, [call], patience_of(request).wait_ms, first_ms)
     if isinstance(answer, Refused):
-        raise refuse(answer)
+        raise Rejected(problem_of(answer))
     return show(answer, (*_location(answer.transaction_id), *_tell_time(request, first_ms)))
 
 
@@ -370,7 +364,7 @@ async def _end(request: ApiRequest, transaction_id: str, resolution: Resolution)
     patience = patience_of(request)
     (answer,) = await services.transactions.end([call], patience.wait, patience.wait_ms, request.caller.rights)
     if isinstance(answer, Refused):
-        raise refuse(answer)
+        raise Rejected(problem_of(answer))
     return show(answer, (("Preference-Applied", "respond-async"),) if isinstance(answer, Accepted) else ())
 
 
@@ -403,13 +397,6 @@ def _location(transaction_id: str) -> Sequence[tuple[str, str]]:
 
 def _most_ms(services: Services) -> int:
     return int(services.limits.wait_s * 1000)
-
-
-async def _found(request: ApiRequest, transaction_id: str) -> TransactionView:
-    view = await request.services.transactions.get(transaction_id, request.caller.rights)
-    if isinstance(view, Refused):
-        raise refuse(view)
-    return view
 
 
 def patience_of(request: ApiRequest) -> WaitOptions:

@@ -8,13 +8,12 @@ from msgspec import Meta, Struct
 from api.web.bodies import Nothing, RequestTime
 from api.web.openapi import OPERATORS, Body, Operation, path_parameter
 from api.web.problems import NOT_FOUND, Problem, Rejected
-from api.web.request import ApiRequest, Query, read_json, read_nothing, refuse, who_is
+from api.web.request import ApiRequest, Query, or_reject, read_json, read_nothing, who_is
 from api.web.road import HttpAnswer, Routes, json_answer
 from api.web.search import parse_optional_time
 from api.web.views import Time, render_optional_time
 from bridge.core.grants import Verb
 from bridge.core.measures import show_time
-from bridge.service.contract import Refused
 from bridge.sql.events import Happening
 from checker.webhooks import FINDINGS, Webhooks, WebhookStatus
 
@@ -98,9 +97,7 @@ async def list_webhooks(request: ApiRequest) -> HttpAnswer:
     """Who is told of the bridge's own events, and what waits for them."""
     Query(request.query, ())
     webhooks = request.services.webhooks
-    found = [] if webhooks is None else await webhooks.list()
-    if isinstance(found, Refused):
-        raise refuse(found)
+    found = or_reject([] if webhooks is None else await webhooks.list())
     return json_answer(200, WebhookList([_render(status) for status in found]))
 
 
@@ -110,9 +107,7 @@ async def test_webhook(request: ApiRequest, webhook: str) -> HttpAnswer:
     Query(request.query, ())
     await read_nothing(request)
     webhooks: Webhooks | None = request.services.webhooks
-    attempt = None if webhooks is None else await webhooks.test(webhook, who_is(request, ""))
-    if isinstance(attempt, Refused):
-        raise refuse(attempt)
+    attempt = or_reject(None if webhooks is None else await webhooks.test(webhook, who_is(request, "")))
     if attempt is None:
         raise Rejected(Problem(NOT_FOUND, "no such webhook"))
     tested = WebhookTested(webhook, attempt.failure is None, attempt.status, attempt.failure, attempt.latency_ms)
@@ -128,9 +123,9 @@ async def report_findings(request: ApiRequest) -> HttpAnswer:
     key = f"{body.run}\0{at_ms}"
     data = {"run": body.run, "taken_at": show_time(at_ms), "sentence": body.sentence, "findings": body.findings}
     webhooks = request.services.webhooks
-    told = 0 if webhooks is None else await webhooks.report(Happening(FINDINGS, key, str(body.run), at_ms, data))
-    if isinstance(told, Refused):
-        raise refuse(told)
+    told = or_reject(
+        0 if webhooks is None else await webhooks.report(Happening(FINDINGS, key, str(body.run), at_ms, data))
+    )
     return json_answer(202, FindingsReported(told))
 
 
