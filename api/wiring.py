@@ -132,11 +132,6 @@ def check_kafka_options(settings: Settings) -> None:
     check_user_options(settings.kafka)
 
 
-def kafka_parts(settings: Settings) -> KafkaParts:
-    """Adapters for commands that need Kafka but no bridge."""
-    return KafkaParts(settings)
-
-
 async def find_denied(admin: KafkaTopicAdmin, roles: Roles, topics: InternalTopics) -> list[KafkaRight]:
     """What these roles need and Kafka refuses, as far as it tells. Raises StoreError."""
     names = {"api" if name == "remoting" else name: None for name in _ROLES if getattr(roles, name)}

@@ -308,12 +308,12 @@ def with_kafka(
     flags: Mapping[str, Any] | None = None,
 ) -> T:
     """Runs `act` with the cluster of the settings. `flags`: settings of the command line."""
-    from api.wiring import kafka_parts  # noqa: PLC0415  # slow to import, not needed for calls over HTTP
+    from api.wiring import KafkaParts  # noqa: PLC0415  # slow to import, not needed for calls over HTTP
 
     settings = load(config, flags)
 
     async def run() -> T:
-        parts = kafka_parts(settings)
+        parts = KafkaParts(settings)
         try:
             return await act(parts, settings)
         finally:

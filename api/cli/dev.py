@@ -309,9 +309,9 @@ async def begin_when_led(begin: Callable[[], Awaitable[object]], pause_s: float 
 
 
 async def _create_topics(settings: "Settings", names: Sequence[str]) -> None:
-    from api.wiring import kafka_parts  # noqa: PLC0415  # slow to import
+    from api.wiring import KafkaParts  # noqa: PLC0415  # slow to import
 
-    parts = kafka_parts(settings)
+    parts = KafkaParts(settings)
     try:
         for name in names:
             await parts.admin.create_topic(name, 1, -1, {})

@@ -33,7 +33,7 @@ from api.web.health import (
     judge_stats,
     tell_unknown,
 )
-from api.wiring import KafkaParts, find_denied, kafka_parts, open_database
+from api.wiring import KafkaParts, find_denied, open_database
 from bridge.broker.ports import JavaMissing, find_java
 from bridge.core.errors import BridgeError, SqlUnavailable, StoreError
 from bridge.core.message import Message, MessageQueue
@@ -142,7 +142,7 @@ def _examine_java() -> Diagnosis:
 
 
 async def _examine_kafka(settings: Settings, roles: Roles, *, is_sql_seen: bool) -> list[Diagnosis]:
-    parts = kafka_parts(settings)
+    parts = KafkaParts(settings)
     topics = with_prefix(settings.topics.prefix, settings.topics.queues)
     servers = settings.kafka["bootstrap.servers"]
     try:

@@ -23,7 +23,7 @@ from api.cli.output import (
     say,
     show_document,
     show_documents,
-    show_members,
+    show_record,
     show_rows,
 )
 from bridge.directory import HIDDEN_QUERY, GroupSwitch
@@ -303,10 +303,7 @@ def _show_findings(findings: Sequence[Row], output: Output) -> None:
 
 
 def _show(reply: HttpReply, output: Output) -> None:
-    if output is Output.TABLE:
-        show_members(_describe(reply.members))
-    else:
-        show_document(reply.raw, output)
+    show_record(_describe(reply.members), reply.raw, output)
 
 
 def _describe(members: Row) -> Iterator[tuple[str, object]]:
@@ -371,10 +368,7 @@ def try_webhook(
 ) -> None:
     """Send a test event to a receiver now, once. Exit code 1: it did not take it."""
     reply = call(url, "POST", f"{_WEBHOOKS}/{quoted(name)}/test", body={})
-    if output is Output.TABLE:
-        show_members(reply.members.items())
-    else:
-        show_document(reply.raw, output)
+    show_record(reply.members.items(), reply.raw, output)
     if not reply.members["told"]:
         remedy = "Look at the receiver's log: it must answer 2xx within ten seconds."
         raise CommandFailed(Exit.FAILED, f"{name} did not take the event: {reply.members['failure']}", remedy)

@@ -252,6 +252,14 @@ def show_members(members: Iterable[tuple[str, object]]) -> None:
     _print_table(console, table)
 
 
+def show_record(members: Iterable[tuple[str, object]], document: bytes, output: Output) -> None:
+    """One thing: its members as a table, or the document that has them."""
+    if output is Output.TABLE:
+        show_members(members)
+    else:
+        show_document(document, output)
+
+
 def show_documents(documents: Sequence[bytes | msgspec.Raw], output: Output) -> None:
     """JSON documents as they came, numbers untouched: one array, or a line each."""
     if output is Output.JSONL:

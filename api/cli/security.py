@@ -28,7 +28,7 @@ from api.cli.output import (
     say,
     show_document,
     show_documents,
-    show_members,
+    show_record,
     show_rows,
 )
 from api.cli.transactions import CursorOption, LimitOption, show_page
@@ -104,10 +104,7 @@ def create(  # noqa: PLR0913, PLR0917 - what the user can give is an option
         if is_put:
             failure.reason = f"{principal} may do what was named; the key: {failure.reason}"
         raise
-    if output is Output.TABLE:
-        show_members(reply.members.items())
-    else:
-        show_document(reply.raw, output)
+    show_record(reply.members.items(), reply.raw, output)
     say("keep the key: it is shown only now", "yellow")
 
 

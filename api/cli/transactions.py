@@ -26,6 +26,7 @@ from api.cli.output import (
     show_document,
     show_documents,
     show_members,
+    show_record,
     show_rows,
 )  # fmt: skip
 from bridge.core.measures import show_time
@@ -347,10 +348,7 @@ def abandon(
 
 def show_transaction(reply: HttpReply, output: Output) -> None:
     """One transaction, or an end that was accepted."""
-    if output is Output.TABLE:
-        show_members(_describe(reply.members))
-    else:
-        show_document(reply.raw, output)
+    show_record(_describe(reply.members), reply.raw, output)
 
 
 def _describe(row: Row) -> Iterator[tuple[str, object]]:

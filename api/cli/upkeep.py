@@ -24,7 +24,7 @@ from api.cli.output import (
     say,
     show_document,
     show_documents,
-    show_members,
+    show_record,
     show_rows,
 )
 
@@ -168,10 +168,7 @@ def rebuild(
         counts = run_loop(
             rebuild_projection(settings, lambda done, total: progress.update(task, completed=done, total=total))
         )
-    if output is Output.TABLE:
-        show_members(counts.items())
-    else:
-        show_document(encode(counts), output)
+    show_record(counts.items(), encode(counts), output)
     say("rebuilt", "green")
 
 

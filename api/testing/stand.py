@@ -17,7 +17,7 @@ from api.settings import Settings
 from api.web.app import create_app
 from api.web.request import Services
 from api.web.server import ApiServer, ServeConfig
-from api.wiring import Embedding, KafkaParts, kafka_parts, parse_roles, run_roles
+from api.wiring import Embedding, KafkaParts, parse_roles, run_roles
 from bridge.broker.dev_broker import DevBroker
 from bridge.clock import Clock, Timer
 from bridge.core.grants import EVERYTHING, Rights
@@ -381,7 +381,7 @@ class KafkaStand(Stand):
             callbacks=CallbacksSettings(allow_networks=LOOPBACK),
         )
         await migrate(settings)
-        self._parts = kafka_parts(settings)
+        self._parts = KafkaParts(settings)
         try:
             roles = parse_roles("api,settler,projector")
             guest = Embedding(self._put_between)

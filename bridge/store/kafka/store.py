@@ -1,7 +1,7 @@
 """The store on Kafka: plain puts and look-ups, and what owners of queues open. Made and used inside one event loop."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -12,7 +12,7 @@ from bridge.store.kafka.groups import KafkaGroupMember, OffsetClient
 from bridge.store.kafka.options import ClientErrors, KafkaConfig, Manner
 from bridge.store.kafka.producer import CLOSED, AppendClient
 from bridge.store.kafka.transactional_producer import KafkaBatchWriter, LimitOf, no_limit
-from bridge.store.message_store import Consumed, GetResult, GetStatus, PutResult, QueueOffsets
+from bridge.store.message_store import GetResult, GetStatus, PutResult
 
 MANY = 20  # messages of one call for which fuller requests are worth a wait
 BUSY = 16  # calls with fewer messages, all at once, for which they are worth one too
@@ -73,6 +73,7 @@ class KafkaMessageStore:
         self._is_closed = False
         self._look_up = LookUpClient(config)
         self._offsets = OffsetClient(config)
+        self.get_offsets, self.get_consume_offsets = self._offsets.get_offsets, self._offsets.get_consume_offsets
 
     @property
     def last_error(self) -> str | None:
@@ -131,18 +132,12 @@ class KafkaMessageStore:
         kept = sorted({offset for offset in offsets if minimum <= offset < stable})
         return await self._look_up.get_each(queue, kept, max_bytes) if kept else {}
 
-    async def get_offsets(self, queue: MessageQueue) -> QueueOffsets:
-        return await self._offsets.get_offsets(queue)
-
     async def get_offset_by_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
         found = await self._offsets.get_offset_by_time(queue, timestamp_ms)
         return found if found >= 0 else (await self._offsets.get_offsets(queue)).maximum
 
     async def get_consume_offset(self, group: str, queue: MessageQueue) -> int:
         return (await self._offsets.get_consume_offsets(group, [queue]))[queue].offset
-
-    async def get_consume_offsets(self, group: str, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, Consumed]:
-        return await self._offsets.get_consume_offsets(group, queues)
 
     async def put_consume_offset(self, group: str, queue: MessageQueue, offset: int, note: str = "") -> None:
         member = self._owners.find_member(group) if self._owners else None
