@@ -34,7 +34,6 @@ MAX_URL_BYTES = 8 * 1024
 MAX_HEAD_BYTES = 16 * 1024
 MAX_PIPELINED = 32
 _HEAD_END = b"\r\n\r\n"
-
 _UPGRADE_HEADERS = frozenset({b"upgrade", b"connection", b"http2-settings"})
 
 
@@ -232,10 +231,12 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(Problem(URI_TOO_LONG, f"more than {MAX_URL_BYTES} bytes"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Bounds all headers together."""
+        """Bounds all headers together, trailers too: those are read for nothing else."""
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > MAX_HEAD_BYTES:
             self._refuse(Problem(HEADERS_TOO_LARGE, f"more than {MAX_HEAD_BYTES} bytes"))
+        if not self._is_in_head:
+            return
         name = name.lower()
         if name == b"expect":
             self.expect_100_continue = value.lower() == b"100-continue"
@@ -391,6 +392,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self.send_400_response("")
             return
         kept = [(name, value) for name, value in self.headers if name not in _UPGRADE_HEADERS]
+        if not self.parser.should_keep_alive():
+            kept.append((b"connection", b"close"))
         lines = [b"%b %b HTTP/1.1" % (method, self.url), *[b"%b: %b" % header for header in kept], b"", b""]
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)

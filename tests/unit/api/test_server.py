@@ -2,13 +2,21 @@
 
 import asyncio
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from api.web.guard import MARK
 from api.web.limits import HttpLimits
 from api.web.server import ApiServer, ServeConfig, bind
+from bridge.clock import SystemClock
 from bridge.core.errors import ConfigError
+from bridge.core.grants import Grant, Verb
+from bridge.service.access import AccessConfig, AccessService
+from bridge.service.operate import Who
+from bridge.sql.access import MadeKey
+from bridge.sql.engine import open_new_database
 from tests.support.api_fakes import FakeTransactions, make_services
 from tests.support.bad_requests import GOOD, Facts
 from tests.support.live_server import HOST, LiveServer, serve
@@ -154,6 +162,26 @@ async def test_whole_body_in_chunks_is_taken(live: LiveServer) -> None:
     assert b"connection: close" in answer.lower()
 
 
+async def test_trailers_are_no_headers(tmp_path: Path) -> None:
+    """What stands behind a body proves nothing: proxies look at heads alone. Bytes of both are bounded together."""
+    access = AccessService(open_new_database(tmp_path), SystemClock(), AccessConfig(is_open=False))
+    who = Who("ops", "")
+    await access.put("shop", [Grant(Verb.PREPARE, "_group_", "*")], who)
+    made = await access.make_key("shop", None, None, who)
+    assert isinstance(made, MadeKey)
+    proof = f"Authorization: Bearer {made.text}\r\n".encode()
+    chunks = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n" % (len(ORDER), ORDER)
+    async with serve(replace(make_services(FakeTransactions()), access=access)) as live:
+        for head, trailer, told in (
+            (b"", proof, [401]),
+            (proof, proof + b"Host: b\r\nX-Request-Id: behind\r\n", [201]),
+            (proof, b"X: " + b"x" * 17_000 + b"\r\n", [431]),
+        ):
+            answer = await live.send_raw(POST + head + b"Connection: close\r\n" + chunks + trailer + b"\r\n")
+            assert statuses(answer) == told
+            assert b"behind" not in answer
+
+
 async def test_garbage_behind_a_request_does_not_steal_its_answer(facts: Facts, fake: FakeTransactions) -> None:
     """A 400 in its place would say "nothing was done" of what is being done."""
     fake.gate = asyncio.Event()
@@ -178,6 +206,15 @@ async def test_offer_to_upgrade_is_ignored(method: bytes, live: LiveServer) -> N
     framed = b"Content-Length: %d\r\n\r\n" % len(body) + body if method == b"POST" else b"\r\n"
     answer = await live.send_raw(request + framed + LAST)
     assert statuses(answer) == [422 if method == b"POST" else 405, 200]
+
+
+@pytest.mark.parametrize("last", [b"1.1\r\nConnection: close, Upgrade", b"1.0\r\nConnection: Upgrade"])
+async def test_last_request_of_a_connection_is_the_last_although_it_offers_to_upgrade(
+    last: bytes, live: LiveServer
+) -> None:
+    """A client that waits for the end of the connection would wait for as long as one may rest."""
+    answer = await live.send_raw(b"GET /livez HTTP/" + last + b"\r\nUpgrade: h2c\r\nHost: a\r\n\r\n" + GET)
+    assert statuses(answer) == [200]
 
 
 async def test_server_finishes_what_it_has(facts: Facts, fake: FakeTransactions) -> None:
