@@ -404,8 +404,9 @@ def _make_message(topic: str, body: bytes, properties: Mapping[str, str], rule: 
             key = words[0].encode()
             break
     dropped = rule.dropped
+    # sorted: clients write them in any order, and in another one when they send again
     headers: list[Header] = [
-        (name, text.encode()) for name, text in properties.items() if name not in _OWN and name not in dropped
+        (name, text.encode()) for name, text in sorted(properties.items()) if name not in _OWN and name not in dropped
     ]
     if len(headers) > rule.most_headers:
         detail = f"{len(headers)} properties, of which {rule.most_headers} may become headers"

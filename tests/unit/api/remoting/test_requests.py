@@ -60,6 +60,11 @@ def test_the_rule_chooses_key_and_headers() -> None:
     assert make_prepare(send_of(), KeyRule()).messages[0].key is None
 
 
+def test_order_of_properties_means_nothing() -> None:
+    """It is chance in clients whose maps have none: a resend would be told that its key has other content."""
+    assert make_prepare(send_of(a="1", b="2"), KeyRule()) == make_prepare(send_of(b="2", a="1"), KeyRule())
+
+
 @pytest.mark.parametrize(("text", "seconds"), [("-1", None), ("0", 0), ("60", 60)])
 def test_the_immunity_time_is_kept(text: str, seconds: int | None) -> None:
     """-1 is the default."""
