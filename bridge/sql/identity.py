@@ -422,6 +422,7 @@ class ProcessBoard:
             self._own, self._notes = await self._database.run(partial(self._exchange, calls=calls))
         except SqlUnavailable as error:
             self.failure = str(error)
+            self._unheld_since.clear()  # they may be held since
             raise
         self.failure = ""
         self._unheld_since = {queue: self._unheld_since.get(queue, self._now_ms()) for queue in self._find_unheld()}

@@ -4,9 +4,11 @@ import re
 import threading
 from functools import partial
 
+import pytest
 import sqlalchemy as sa
 
 from bridge.clock import SystemClock
+from bridge.core.errors import SqlUnavailable
 from bridge.core.topics import InternalTopics
 from bridge.sql.engine import Database
 from bridge.sql.identity import ProcessBoard
@@ -107,6 +109,32 @@ async def test_queue_that_no_settler_holds_is_told(database: Database) -> None:
     await older.run_once()
     await boards["api"].run_once()
     assert boards["api"].describe() == ""
+
+
+async def test_queue_is_not_missed_while_nobody_can_look(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A settler that had just begun held none yet. Where the database then goes away, the queues are settled all the
+    same, and nobody should look for another program that has them."""
+    clock, held = VirtualClock(SystemClock().now_ms()), list[int]()
+    board = ProcessBoard(database, clock, "a")
+    board.share({}, ["settler", "projector"])
+    board.watch_queues(InternalTopics(queues=1), lambda: held)
+    await board.run_once()
+    held.append(0)
+
+    async def refuse(*_: object) -> None:
+        raise SqlUnavailable("the database does not answer")
+
+    with monkeypatch.context() as away:
+        away.setattr(database, "run", refuse)
+        for _ in range(10):
+            with pytest.raises(SqlUnavailable):
+                await board.run_once()
+            await clock.advance(10_000)
+            clock.shift_wall_clock(-10_000)
+        assert board.describe() == ""
+    held.clear()
+    await board.run_once()
+    assert board.describe() == ""
 
 
 async def test_process_hears_of_the_calls_that_others_make(database: Database) -> None:
