@@ -121,6 +121,9 @@ _read_json, _read_loosely = msgspec.json.Decoder(_JsonHeader).decode, msgspec.js
 _write_json = msgspec.json.Encoder().encode
 
 
+_STRANGE = "what it says is not RocketMQ's; a balancer must pass it on as it is, without PROXY protocol before it"
+
+
 class FrameBuffer:
     """What has come of a connection's frames. Holds at most one frame that is not whole, within its limit."""
 
@@ -146,7 +149,8 @@ class FrameBuffer:
             while len(held) - start >= 4:
                 (size,) = _INT.unpack_from(held, start)
                 if not 4 <= size <= self._max_frame_bytes:
-                    raise BadFrame(f"a frame of {size} bytes; at most {self._max_frame_bytes} are taken")
+                    told = f"a frame of {size} bytes; at most {self._max_frame_bytes} are taken"
+                    raise BadFrame(_STRANGE if held[start] else told)
                 if len(held) - start - 4 < size:
                     break
                 frame = bytes(held[start : start + 4 + size])

@@ -218,6 +218,8 @@ class _FirstByte(asyncio.Protocol):
             protocol = Secured(certificates.context, inner, _know_nobody)
         elif is_secured or not server.config.is_plain_taken:
             server.refused_connections += 1
+            told = "its client speaks TLS, and remoting.tls is off" if is_secured else "remoting.tls is required"
+            _LOG.info("remoting_connection_ended", reason=told)
             transport.abort()
             return
         transport.set_protocol(protocol)

@@ -16,7 +16,7 @@ a repeat is answered. The SDK's exceptions carry the same, of all tries together
 ([which](producers.md#what-can-go-wrong)).
 """
 _CAUSES: Mapping[str, str] = {
-    "malformed-request": "The bytes are not HTTP/1.1, or a proxy has damaged them.",
+    "malformed-request": "The bytes are not HTTP/1.1, or a proxy has damaged them or put PROXY protocol before them.",
     "malformed-json": "The body is not strict JSON: a comma too many, a name twice, NaN, another encoding than UTF-8.",
     "unauthenticated": "The call has no key or token, or one that is unknown, revoked or expired.",
     "forbidden": "The caller is known but was not granted this, or Host or Origin are not the bridge's own.",

@@ -2,14 +2,16 @@
 
 import asyncio
 import tracemalloc
+from contextlib import suppress
 from itertools import count
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from api.remoting.frame import FrameBuffer, RemotingCommand, encode_frame
 from api.remoting.message import RequestCode, ResponseCode
-from api.remoting.server import PortConfig, RemotingConnection, RemotingServer
+from api.remoting.server import PortConfig, RemotingConnection, RemotingServer, _FirstByte
 from api.web.limits import ByteBudget
 from tests.unit.api.remoting.test_door import NOW_MS, Peer, Transactions, key_of, open_door, send_of
 from tests.unit.api.remoting.test_first_tries import learned
@@ -202,3 +204,24 @@ async def test_process_ends_behind_what_has_come() -> None:
     await server._drain()
     server._socket.close()
     assert transport.taken[0] == 500
+
+
+@pytest.mark.parametrize(
+    ("start", "is_plain_taken", "reason"),
+    [(b"\x16\x03\x01\x02\x00", True, "remoting.tls is off"), (b"\x00\x00\x00\x10", False, "remoting.tls is required")],
+)
+async def test_client_that_speaks_the_other_way_is_told_in_the_log(
+    start: bytes, is_plain_taken: bool, reason: str
+) -> None:
+    """It only sees that its connection ends, again and again."""
+    config = PortConfig(port=0, is_plain_taken=is_plain_taken)
+    server = RemotingServer(lambda _: (IdleDoor(), None), config)  # type: ignore[arg-type, return-value]
+    listener = await asyncio.get_running_loop().create_server(lambda: _FirstByte(server), sock=server._socket)
+    with capture_logs() as logs:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(start)
+        with suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+        writer.close()
+    listener.close()
+    assert [reason in log["reason"] for log in logs] == [True]

@@ -101,6 +101,15 @@ def test_a_length_beyond_the_limit_is_refused_before_anything_is_kept(size: int)
         list(buffer.take())
 
 
+@pytest.mark.parametrize("start", [b"PROXY TCP4 ", b"\r\n\r\n\0\r\nQUIT\n", b"GET / HTTP/1.1\r\n"])
+def test_what_a_balancer_puts_before_frames_is_called_what_it_is(start: bytes) -> None:
+    """Not a frame of a gigabyte, for which nobody knows a remedy."""
+    buffer = FrameBuffer(1024)
+    buffer.add(start)
+    with pytest.raises(BadFrame, match="without PROXY protocol"):
+        list(buffer.take())
+
+
 @pytest.mark.parametrize("member", ["language", "anything"])
 def test_depth_of_a_header_is_a_bad_frame(member: str) -> None:
     """Anybody who reaches the port could fill the log with the traces of what is no BadFrame."""
