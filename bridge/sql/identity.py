@@ -419,11 +419,13 @@ class ProcessBoard:
             self._own = self._own._replace(settings={**self._own.settings, _HELD: held})
         calls = json.dumps(self._note_calls())  # here: a thread of SQL would read what this one changes meanwhile
         try:
-            self._own, self._notes = await self._database.run(partial(self._exchange, calls=calls))
+            self._own, notes = await self._database.run(partial(self._exchange, calls=calls))
         except SqlUnavailable as error:
             self.failure = str(error)
             self._unheld_since.clear()  # they may be held since
             raise
+        if not self.failure:  # else the others could not note themselves either
+            self._notes = notes
         self.failure = ""
         self._unheld_since = {queue: self._unheld_since.get(queue, self._now_ms()) for queue in self._find_unheld()}
         if (found := self.describe()) and found != before:

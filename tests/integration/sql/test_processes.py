@@ -137,6 +137,32 @@ async def test_queue_is_not_missed_while_nobody_can_look(database: Database, mon
     assert board.describe() == ""
 
 
+async def test_others_are_not_missed_after_the_database_was_away(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They could not note themselves either; whoever looks first must not tell that nobody settles."""
+    clock = VirtualClock(SystemClock().now_ms())
+    api, settler = ProcessBoard(database, clock, "api"), ProcessBoard(database, clock, "settler")
+    api.share({}, ["api"])
+    settler.share({}, ["settler", "projector"])
+    await settler.run_once()
+    await api.run_once()
+
+    async def refuse(*_: object) -> None:
+        raise SqlUnavailable("the database does not answer")
+
+    with monkeypatch.context() as away:
+        away.setattr(database, "run", refuse)
+        with pytest.raises(SqlUnavailable):
+            await api.run_once()
+    older = {"seen_ms": processes.c.seen_ms - 60_000}
+    await database.run(lambda conn: conn.execute(sa.update(processes).values(older)))
+    await api.run_once()
+    assert (api.describe(), api.failure) == ("", "")
+    await api.run_once()
+    assert "no process has the role settler" in api.describe()
+
+
 async def test_process_hears_of_the_calls_that_others_make(database: Database) -> None:
     """Those of settlers, which a page of an api shows; one of an older version tells nothing."""
     clock, told = VirtualClock(), {"shop": [2, 5, 1]}
