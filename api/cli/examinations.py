@@ -190,7 +190,7 @@ async def _examine_rights(parts: KafkaParts, topics: InternalTopics, roles: Role
 
 
 async def _examine_topics(parts: KafkaParts, topics: InternalTopics, settings: Settings) -> list[Diagnosis]:
-    unjudged = [Diagnosis(WARNING, "topics", "cannot be judged before SQL is migrated", _MIGRATE_REMEDY)]
+    unjudged = [Diagnosis(WARNING, "topics", "cannot be judged without SQL", "First do what is said of SQL.")]
     if _find_missing_file(settings) is not None:
         return unjudged
     database = open_database(settings)

@@ -346,7 +346,9 @@ async def run_checks(checks: Mapping[str, ReadinessCheck], rights: Rights) -> li
     """All of them at once, each within its time, as somebody with these rights may see them."""
     results = await asyncio.gather(*[_run_check(check) for check in checks.values()])
     return [
-        ReadyCheck(name, ok=result.is_ok, detail=_show_detail(result, rights), degraded=result.is_degraded)
+        ReadyCheck(
+            name, ok=result.is_ok, detail=_show_detail(result, rights), degraded=result.is_degraded and not result.is_ok
+        )
         for name, result in zip(checks, results, strict=True)
     ]
 

@@ -21,6 +21,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from bridge.broker.ports import choose_free_port
 from tests.support.bridge_process import Bridge, BridgeProcess, check_endpoint, create_topics, wait_until
+from tests.support.broker import BrokerFactory
 from tests.support.promtool import ALERTS, Scrape, find_firing, find_promtool, parse_scrape
 
 _DASHBOARD = Path("docker/helm/files/dashboard.json").absolute()
@@ -33,7 +34,7 @@ class Watch:
 
     def __init__(self, bridge: Bridge, folder: Path, **processes: BridgeProcess) -> None:
         self.bridge = bridge
-        self.api = processes["api"]
+        self.api = next(iter(processes.values()))
         self._folder = folder
         self._processes = processes
 
@@ -156,6 +157,21 @@ def test_alerts_of_what_leaves_the_bridge_fire_where_they_are_caused(kafka: str,
             watch.wait_firing("OutboxBridgeTransactionsParked")
             shown = api.get("/metrics").text
     assert 'canary_runs_total{word="arrived"}' in shown
+
+
+@pytest.mark.timeout(600)
+def test_alert_of_a_bridge_that_kafka_does_not_answer(broker_factory: BrokerFactory, tmp_path: Path) -> None:
+    """Its processes answer, and show no lag that could be too long."""
+    find_promtool()
+    broker = broker_factory()
+    bridge = Bridge.create(broker.bootstrap, tmp_path)
+    with bridge.serve() as process:
+        watch = Watch(bridge, tmp_path, process=process)
+        watch.wait_firing()
+        broker.pause()
+        watch.wait_firing("OutboxBridgeCutOff")
+        broker.resume()
+        watch.wait_firing()
 
 
 @contextmanager

@@ -186,6 +186,16 @@ def test_doctor_makes_no_database(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("*.db*")] == []
 
 
+def test_doctor_asks_nobody_to_migrate_a_database_that_is_away(dev: DevProcess, tmp_path: Path) -> None:
+    """Kafka answers, PostgreSQL does not: what is missing is the database, not its tables."""
+    away = {"OUTBOX_BRIDGE_DATABASE_URL": "postgresql+psycopg://nobody@127.0.0.1:9/bridge"}
+    settings = {"OUTBOX_BRIDGE_KAFKA": json.dumps({"bootstrap.servers": dev.kafka}), **away}
+    done = run_command("doctor", "--url", dev.url, "-o", "json", folder=tmp_path, settings=settings)
+    found = {diagnosis["what"]: diagnosis for diagnosis in json.loads(done.stdout)}
+    assert (done.returncode, found["SQL"]["verdict"], found["topics"]["verdict"]) == (1, "broken", "warning")
+    assert "migrate" not in found["topics"]["remedy"]
+
+
 def test_settings_are_shown_with_their_origin(dev: DevProcess, tmp_path: Path) -> None:
     """File, environment and default beside one another; secrets masked."""
     (tmp_path / "outbox-bridge.toml").write_text('database_url = "sqlite:///secret.db"\n[http]\nport = 9000\n')

@@ -28,6 +28,11 @@ async def good() -> CheckResult:
     return CheckResult(is_ok=True)
 
 
+async def fine() -> CheckResult:
+    """One that is told at most."""
+    return CheckResult(is_ok=True, is_degraded=True)
+
+
 async def bad() -> CheckResult:
     """Something is not."""
     return CheckResult(is_ok=False, detail="no broker answers")
@@ -44,8 +49,8 @@ def with_checks(fake: FakeTransactions, **checks: object) -> Services:
 
 
 async def test_ready_if_all_checks_pass_or_are_minor(fake: FakeTransactions) -> None:
-    """One word, or with `verbose` each check."""
-    async with serve(with_checks(fake, kafka=good, journal=worse)) as live:
+    """One word, or with `verbose` each check; nothing that is as it must be is called degraded."""
+    async with serve(with_checks(fake, kafka=fine, journal=worse)) as live:
         plain = await live.client.get("/readyz")
         verbose = await live.client.get("/readyz?verbose")
     assert (plain.status_code, plain.json()) == (200, {"ready": True})
