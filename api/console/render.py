@@ -331,6 +331,7 @@ def _translate(language: str, text: str) -> str:
 
 
 _HOLE = re.compile(r"\{(\w+)\}")
+_WORDS, _WORD = {"role", "topic", "group"}, r"\S+?"  # one word: what is said of two things is not one sentence
 _MOST_SAID = 600  # characters: longer ones are not looked at, since the time for one grows with the cube of that
 _DEEPEST_SAID = 40  # sentences inside one another: details of many topics, one behind the other
 
@@ -342,7 +343,10 @@ def _make_patterns() -> list[tuple[re.Pattern[str], str, bool]]:
     made = []
     for english, chinese in _SENTENCES.items():
         pieces = _HOLE.split(english)  # every second one is the name of a hole
-        parts = [f"(?P<_{one}>.+?)" if n % 2 else re.escape(one) for n, one in enumerate(pieces)]
+        parts = [
+            f"(?P<_{one}>{_WORD if one in _WORDS else '.+?'})" if n % 2 else re.escape(one)
+            for n, one in enumerate(pieces)
+        ]
         made.append((re.compile("".join(parts), re.DOTALL), chinese, not re.search("[a-z]", "".join(pieces[::2]))))
     return made
 

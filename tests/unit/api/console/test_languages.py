@@ -209,6 +209,14 @@ def test_what_others_have_said_stays_as_it_is(text: str, chinese: str) -> None:
     assert say("zh", text).startswith(chinese)
 
 
+def test_same_is_said_of_two_things_in_two_sentences() -> None:
+    """The second one's words are no part of the first one's name."""
+    board = "no process has the role {}: {}"
+    settler = board.format("settler", "nothing is published, rolled back or checked")
+    projector = board.format("projector", "search stands still, and repeats with an idempotency key are refused")
+    assert say("zh", f"{settler}; {projector}") == f"{say('zh', settler)}；{say('zh', projector)}"
+
+
 def test_hostile_text_takes_no_time() -> None:
     """However often it begins like a sentence."""
     begun = time.perf_counter()
