@@ -16,7 +16,7 @@ from bridge.core.measures import Durations
 from bridge.core.message import Message, MessageQueue, Receipt
 from bridge.core.record import Resolution
 from bridge.core.transaction import TransactionState, TransactionView
-from bridge.service.contract import EndCall, Outcome, PrepareCall, Prepared, RefusalCode, Refused
+from bridge.service.contract import EndCall, PrepareCall, Prepared, RefusalCode, Refused
 from bridge.service.transactions import TransactionService
 from bridge.sql.directory import SqlDirectory
 from bridge.store.message_store import MessageStore
@@ -144,6 +144,4 @@ class Canary:
             self._open = (told.transaction_id, value)
             return None
         assert isinstance(told, Refused)
-        if told.outcome is Outcome.UNKNOWN and told.transaction_id is not None:
-            self._open = (told.transaction_id, value)  # to be committed, if it is there
-        return told.detail
+        return told.detail  # what is there all the same is rolled back: an end of what is not would be an orphan

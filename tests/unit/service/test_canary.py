@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from bridge.core.message import MessageQueue
-from bridge.core.record import Act
+from bridge.core.record import Act, EndRecord
 from bridge.core.transaction import TransactionView
 from bridge.node import Node
 from bridge.service.canary import ARRIVED, CANARY_GROUP, FAILED, Canary, CanaryConfig
 from bridge.service.operate import Who
-from bridge.store.memory.link import Fate, NoFaults, Step
+from bridge.store.memory.link import Fate, NoFaults, Step, StepKind
 from bridge.store.message_store import GetResult, MessageStore
 from tests.support.service_world import ServiceWorld, make_service_world
 
@@ -23,6 +23,15 @@ class SlowLog(NoFaults):
 
     async def before(self, step: Step) -> Fate:
         return Fate(request_ms=3)
+
+
+class LosesPuts(NoFaults):
+    """No request to append arrives while `is_on`."""
+
+    is_on = False
+
+    async def before(self, step: Step) -> Fate:
+        return Fate(request_ms=None if self.is_on and step.kind is StepKind.PUT else 0)
 
 
 def make_canary(api: Node, topic: str = TOPIC) -> Canary:
@@ -127,6 +136,26 @@ def test_canary_that_cannot_be_published_is_followed_and_not_repeated(tmp_path: 
             assert (await canary.run_once()).failure is None
             assert (canary.counts[FAILED], await count_prepared(world)) == (3, 2)
             assert (await canary.run_once()).failure is None
+
+    world.run(story())
+
+
+def test_canary_that_may_not_have_been_prepared_is_not_committed(tmp_path: Path) -> None:
+    """An end of what was never prepared would be a finding of the next report; what was is rolled back by itself."""
+    faults = LosesPuts()
+    world = make_service_world(tmp_path, faults=faults)
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling():
+            canary = make_canary(api)
+            assert (await canary.run_once()).failure is None
+            faults.is_on = True
+            assert (await canary.run_once()).failure
+            faults.is_on = False
+            assert (await canary.run_once()).failure is None
+            journals = [await world.journal(queue_id) for queue_id in range(world.topics.queues)]
+            ends = [record for journal in journals for record in journal if isinstance(record, EndRecord)]
+            assert len(ends) == await count_prepared(world) == 2
 
     world.run(story())
 
