@@ -281,6 +281,8 @@ class GivingUp:
                     yield message.queue_offset, record
 
     async def _read(self, topic: str, queue_id: int, start: int = 0) -> AsyncIterator[StoredMessage]:
+        if (await self._admin.identify_topics([topic]))[topic] is None:
+            return  # what was in it is gone with it
         queue = MessageQueue(topic, queue_id)
         offsets = await self._store.get_offsets(queue)
         async for message in read_range(self._owners, queue, max(start, offsets.minimum), offsets.maximum):

@@ -69,6 +69,27 @@ def test_recreated_op_topic_is_refused_given_up_and_never_published_again(
     assert [record.value for record in read_committed(kafka, [topic])] == [b"first", b"last"]
 
 
+def test_internal_topics_that_are_gone_are_given_up_and_made_anew(kafka: str, tmp_path: Path) -> None:
+    """As where the bridge is moved to another cluster: what was pending is told, the rest goes on (S, D)."""
+    topic = "lost.cluster"
+    create_topics(kafka, {topic: 1})
+    bridge = Bridge.create(kafka, tmp_path, queues=1)
+    with bridge.serve() as process:
+        publish(process, topic, "first")
+        pending = str(prepare(process, topic, "pending").json()["transaction_id"])
+        wait_until(lambda: process.get(f"/v1/transactions/{pending}").status_code == 200, name="search")
+    names = ("RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC")
+    for name in (*names, "RMQ_SYS_TRANS_AUDIT_TOPIC"):
+        delete_topic(kafka, f"{bridge.prefix}{name}")
+    assert "--accept-identity" in bridge.run_refused("migrate").replace("\n", " ")
+    (loss,) = json.loads(bridge.run("migrate", "--accept-identity", "--yes", "-o", "json"))
+    assert [t["transaction_id"] for t in loss["transactions"]] == [pending]
+    with bridge.serve() as process:
+        publish(process, topic, "last")
+        assert process.post(f"/v1/transactions/{pending}/commit").status_code == 409
+    assert [record.value for record in read_committed(kafka, [topic])] == [b"first", b"last"]
+
+
 def test_recreated_journal_acknowledges_nothing_that_is_lost(kafka: str, tmp_path: Path) -> None:
     """Under load, deleted and made again: every 201 since is decided or told; after the act all goes on (S, L, 53)."""
     topic = "lost.journal"
