@@ -3,7 +3,9 @@
 A row's idempotency key makes each hand-over repeatable: the bridge publishes a row once, however often it comes.
 """
 
+import hashlib
 import os
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,7 +17,7 @@ import httpx2
 
 from outbox.client.calls import JSON, PUBLISH, Call, PrepareOptions, check_group, is_batch, join, prepare_call
 from outbox.client.config import HttpConfig, check_seconds, check_url
-from outbox.client.errors import HandOverUnavailable, InvalidMessage, Problem
+from outbox.client.errors import HandOverUnavailable, InvalidMessage, Outcome, Problem
 from outbox.client.listener import TransactionState
 from outbox.client.message import Message
 from outbox.client.replies import (
@@ -41,6 +43,7 @@ _OF_THE_ROW: Final = frozenset(
 )
 _RESERVED: Final = "reserved-topic"
 _KEY_REUSED: Final = "422 idempotency-key-reused"
+_SERVER_ERRORS: Final = 500
 _MAX_RETRY_AFTER_MS: Final = 300_000
 # Refusals of a request that one of its rows may have brought about: halves of it show which
 _OF_THE_REQUEST: Final = frozenset(
@@ -70,6 +73,7 @@ class PublishStatus(Enum):
 
     PUBLISHED = "published"  # recorded for good; at most its publication is being retried
     REFUSED = "refused"  # it was not, and never will be as it is
+    NOT_YET = "not yet"  # it was not, and may be when it is handed over again
     UNKNOWN = "unknown"  # not known; handing it over again shows it
 
 
@@ -101,7 +105,7 @@ class HttpHandOver:
         `timeout_s`: of a request, below the relay's `hand_over_ms`.
         """
         check_seconds("timeout_s", timeout_s)
-        self._group = check_group(producer_group)
+        self.publisher = check_group(producer_group)
         self._url = check_url(url)
         self._timeout_s = timeout_s
         self._wait_s = min(timeout_s, _TIMEOUT_S) * _WAITED_PART
@@ -111,7 +115,7 @@ class HttpHandOver:
 
     def publish(self, rows: Sequence[OutboxRow]) -> Sequence[PublishResult]:
         """As the port says."""
-        calls = [call_of(row, self._group) for row in rows]
+        calls = [call_of(row, self.publisher) for row in rows]
         fates = iter(self._send([call for call in calls if isinstance(call, Call)]))
         return [next(fates) if isinstance(call, Call) else call for call in calls]
 
@@ -134,7 +138,8 @@ class HttpHandOver:
             except HandOverUnavailable as error:
                 if len(part) == len(calls) and (len(calls) > 1 or not error.is_sent):
                     raise  # of one alone it may be its own fault, and the others must go on
-                fates += [PublishResult(PublishStatus.UNKNOWN, str(error))] * len(part)
+                fate = PublishStatus.UNKNOWN if error.is_sent else PublishStatus.NOT_YET
+                fates += [PublishResult(fate, str(error))] * len(part)
         return fates
 
     def _send_part(self, calls: Sequence[Call]) -> Sequence[PublishResult]:
@@ -231,9 +236,10 @@ def decide(told: CallResult) -> PublishResult:
         is_lost = state == TransactionState.ROLLED_BACK
         return PublishResult(PublishStatus.REFUSED if is_lost else PublishStatus.UNKNOWN, f"{said.status} {state}")
     if isinstance(said, NoReply):
-        return PublishResult(PublishStatus.UNKNOWN, said.why)
-    is_of_row = said.status in _OF_THE_ROW or said.code == _RESERVED
-    return PublishResult(PublishStatus.REFUSED if is_of_row else PublishStatus.UNKNOWN, _words(said))
+        return PublishResult(PublishStatus.UNKNOWN if said.is_sent else PublishStatus.NOT_YET, said.why)
+    if said.status in _OF_THE_ROW or said.code == _RESERVED:
+        return PublishResult(PublishStatus.REFUSED, _words(said))
+    return PublishResult(PublishStatus.UNKNOWN if _is_unsure(said) else PublishStatus.NOT_YET, _words(said))
 
 
 def split_calls(calls: Sequence[Call], max_bytes: int, max_items: int) -> Sequence[Sequence[Call]]:
@@ -254,10 +260,15 @@ def _unavailable(told: CallResult) -> HandOverUnavailable:
     """What nobody said anything of."""
     said = unwrap(told)
     if isinstance(said, NoReply):
-        return HandOverUnavailable(said.why, _milliseconds(said.retry_after_s))
+        return HandOverUnavailable(said.why, _milliseconds(said.retry_after_s), is_sent=said.is_sent)
     if isinstance(said, Reply):  # a success of another kind than the agreed one
         return HandOverUnavailable(f"status {said.status}")
-    return HandOverUnavailable(_words(said), _milliseconds(said.retry_after_s))
+    return HandOverUnavailable(_words(said), _milliseconds(said.retry_after_s), is_sent=_is_unsure(said))
+
+
+def _is_unsure(problem: Problem) -> bool:
+    """Whether something may have been recorded all the same."""
+    return problem.outcome is Outcome.UNKNOWN or (problem.outcome is None and problem.status >= _SERVER_ERRORS)
 
 
 def _words(problem: Problem) -> str:
@@ -266,3 +277,24 @@ def _words(problem: Problem) -> str:
 
 def _milliseconds(seconds: float | None) -> int:
     return min(round((seconds or 0) * 1000), _MAX_RETRY_AFTER_MS)
+
+
+# --- as whom a row was handed over: the bridge knows keys for each producer group ---
+
+_MARK_LENGTH: Final = 12
+
+
+def make_token(publisher: str | None) -> str:
+    """Of a claim. It stays in the leases of rows that may have been published, and says as whom: the bridge knows keys
+    for each producer group. None: whoever hands over does not say.
+    """
+    if publisher is None:
+        return str(uuid.uuid4())
+    mark = hashlib.blake2b(publisher.encode(), digest_size=_MARK_LENGTH // 2).hexdigest()
+    return f"{mark}:{uuid.uuid4().hex[:23]}"
+
+
+def is_of_another(token: str, own: str) -> bool:
+    """Whether a publisher is named in both tokens, and not the same."""
+    marks = {each[:_MARK_LENGTH] for each in (token, own) if each[_MARK_LENGTH] == ":"}
+    return len(marks) > 1

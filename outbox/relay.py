@@ -10,7 +10,6 @@ bridge knows one by). Rows of one ordering key are published in order, one at a 
 import logging
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
@@ -24,7 +23,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, Operation
 from outbox.client.connection import submit_or_run
 from outbox.client.errors import HandOverUnavailable, OutboxConfigError
 from outbox.enqueue import NOTIFY_CHANNEL
-from outbox.hand_over import HandOver, OutboxRow, PublishResult, PublishStatus
+from outbox.hand_over import HandOver, OutboxRow, PublishResult, PublishStatus, make_token
 from outbox.relay_queries import (
     LONGEST_LEASE_MS,
     PARKED,
@@ -157,11 +156,13 @@ class RelayCounts(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """Rows leased under a token. `unread`: marks of those that are no messages."""
+    """Rows leased under a token. `unread`: marks of those not to be handed over; `unsure`: ids of those that may have
+    been published before."""
 
     token: str
     rows: Sequence[OutboxRow]
     unread: Sequence[Mark]
+    unsure: frozenset[str]
     until_ms: int
 
 
@@ -278,7 +279,7 @@ class Relay:
     def _claim(self) -> Claim | None:
         # counted from before the statement, so that the lease in the database never ends before this one
         until_ms = self._now_ms() + self._config.lease_ms - self._config.hand_over_ms
-        token = str(uuid.uuid4())
+        token = make_token(getattr(self._hand_over, "publisher", None))
         with self._engine.connect() as conn, relay_transaction(conn):
             if not self._is_read_whole:
                 refuse_charset(conn)
@@ -288,7 +289,7 @@ class Relay:
         self._place = found.place
         if not found.rows and not found.unread:
             return None
-        return Claim(token, found.rows, found.unread, until_ms)
+        return Claim(token, found.rows, found.unread, found.unsure, until_ms)
 
     def _carry_out_noted(
         self, claim: Claim, stop: threading.Event, note: Callable[[RelayCounts], object]
@@ -305,14 +306,16 @@ class Relay:
             fates = self._hand_over.publish(claim.rows) if claim.rows else ()
         except HandOverUnavailable as error:
             _LOG.warning("hand_over_unavailable reason=%s rows=%d", error, len(claim.rows))
-            self._write(lambda conn: release_claim(conn, self._tables, claim.token), claim, stop)
+            unsure = {row.row_id for row in claim.rows} if error.is_sent else claim.unsure
+            self._write(lambda conn: release_claim(conn, self._tables, claim.token, unsure), claim, stop)
             return RelayCounts(len(claim.rows), wait_ms=max(error.retry_after_ms, self._config.min_delay_ms))
         return self._mark(claim, fates, stop)
 
     def _mark(self, claim: Claim, fates: Sequence[PublishResult], stop: threading.Event | None) -> RelayCounts:
         judged = list(zip(claim.rows, fates, strict=True))
         published = [row for row, handed in judged if handed.fate is PublishStatus.PUBLISHED]
-        marks = [mark for row, handed in judged if (mark := decide_mark(row, handed, self._config)) is not None]
+        found = [decide_mark(row, handed, self._config, is_unsure=row.row_id in claim.unsure) for row, handed in judged]
+        marks = [mark for mark in found if mark is not None]
         marks += claim.unread
 
         def write(take_away: _TakeAway, conn: sa.Connection) -> tuple[int, list[Mark]]:
@@ -422,13 +425,15 @@ def refuse_charset(conn: sa.Connection) -> None:
             )
 
 
-def decide_mark(row: OutboxRow, handed: PublishResult, config: RelayConfig) -> Mark | None:
-    """What to note of a row; None if it was published. A refused one is parked, an unsure one tried again."""
+def decide_mark(row: OutboxRow, handed: PublishResult, config: RelayConfig, *, is_unsure: bool = False) -> Mark | None:
+    """What to note of a row; None if it was published. A refused one is parked, another tried again. `is_unsure`: it
+    may have been published before."""
     if handed.fate is PublishStatus.PUBLISHED:
         return None
     if handed.fate is PublishStatus.REFUSED:
         return Mark(row.row_id, PARKED, 0, handed.reason)
-    return Mark(row.row_id, WAITING, delay_ms(row.attempts, config), handed.reason)
+    is_unsure = is_unsure or handed.fate is PublishStatus.UNKNOWN
+    return Mark(row.row_id, WAITING, delay_ms(row.attempts, config), handed.reason, is_unsure)
 
 
 def delay_ms(attempts: int, config: RelayConfig) -> int:

@@ -4,7 +4,7 @@ Keys are visited in a ring: each claim goes on where the last one stopped, so ev
 """
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -12,13 +12,17 @@ from typing import Any, Final, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from outbox.hand_over import OutboxRow
-from outbox.sources import AsRowId, OutboxSource
+from outbox.hand_over import OutboxRow, is_of_another
+from outbox.sources import AsRowId, OutboxSource, as_read, count_bytes, is_among
 from outbox.transaction_record import DatabaseNow, durable_now, make_insert_missing
 
 WAITING: Final = "waiting"
 PARKED: Final = "parked"
 LONGEST_LEASE_MS: Final = 7_200_000
+_OF_ANOTHER: Final = (
+    "a relay of another producer group had it in hand, and may have published it: look for it in its topic, then"
+    " discard it if it is there, else retry it"
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,25 +40,6 @@ class Tables:
 def of_source(tables: Tables) -> sa.ColumnElement[bool]:
     """The leases on rows of this table."""
     return tables.leases.c.source == tables.source.name
-
-
-def is_among(dialect: sa.Dialect, column: sa.ColumnElement[Any], values: Sequence[Any]) -> sa.ColumnElement[bool]:
-    """Whether it is one of these. On PostgreSQL they are one parameter: hundreds are slow to bind and to plan."""
-    if dialect.name != "postgresql" or isinstance(values[0], bytes):  # psycopg may write a list of bytes as others
-        return column.in_(values)
-    kind = sa.ARRAY(column.type)
-    if not isinstance(values[0], str | int | uuid.UUID):
-        return column == sa.any_(sa.literal(list(values), kind))
-    return column == sa.any_(sa.cast(sa.literal(_write_array(values), sa.Text), kind))
-
-
-def _write_array(values: Sequence[Any]) -> str:
-    """As PostgreSQL reads one: drivers take a while for each value of a list."""
-    listed = [str(value) for value in values]
-    joined = "".join(listed)
-    if '"' in joined or "\\" in joined:
-        listed = [text.replace("\\", r"\\").replace('"', r"\"") for text in listed]
-    return '{"' + '","'.join(listed) + '"}'
 
 
 def is_due(leases: sa.Table) -> sa.ColumnElement[bool]:
@@ -200,14 +185,19 @@ class Mark(NamedTuple):
     state: str
     delay_ms: int
     reason: str
+    is_unsure: bool = False  # it may have been published
 
 
 class Claimed(NamedTuple):
-    """Rows leased, in order; those that are no messages apart. `place`: where the next claim goes on."""
+    """Rows leased, in order; those that are not to be handed over apart. `place`: where the next claim goes on.
+
+    `unsure`: ids of those that may have been published by an earlier claim.
+    """
 
     rows: Sequence[OutboxRow]
     unread: Sequence[Mark]
     place: ReadPosition
+    unsure: frozenset[str] = frozenset()
 
 
 def claim_rows(
@@ -225,15 +215,18 @@ def claim_rows(
     if not found:
         return Claimed((), (), onward)
     taken = _take(found)
-    _lease(conn, tables, taken, token, lease_ms)
+    earlier = _lease(conn, tables, taken, token, lease_ms)
     held = _read_held(conn, tables, taken, token)
     rows, unread = [], []
     for row_id, attempts in [(columns[_ROW_ID], columns[_ATTEMPTS]) for columns in taken if columns[_ROW_ID] in held]:
+        if row_id in earlier and is_of_another(earlier[row_id], token):
+            unread.append(Mark(row_id, PARKED, 0, _OF_ANOTHER))
+            continue
         try:
             rows.append(tables.source.read(held[row_id], row_id, attempts or 0))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             unread.append(Mark(row_id, PARKED, 0, f"no message: {error}"))
-    return Claimed(rows, unread, onward)
+    return Claimed(rows, unread, onward, frozenset(earlier))
 
 
 def delete_published(conn: Connection, tables: Tables, rows: Sequence[OutboxRow]) -> set[str]:
@@ -260,7 +253,7 @@ def note_failures(conn: Connection, tables: Tables, token: str, marks: Sequence[
         .where(of_source(tables), leases.c.row_id == sa.bindparam("row"), leases.c.token == token)
         .values(
             state=sa.bindparam("new_state"),
-            token=None,
+            token=sa.bindparam("kept_token"),
             free_ms=DatabaseNow() + sa.bindparam("delay", type_=sa.BigInteger),
             attempts=leases.c.attempts + 1,
             reason=sa.bindparam("why"),
@@ -269,14 +262,18 @@ def note_failures(conn: Connection, tables: Tables, token: str, marks: Sequence[
     noted = 0
     for mark in marks:
         values = {"row": mark.row_id, "new_state": mark.state, "delay": mark.delay_ms, "why": mark.reason[:500]}
+        values["kept_token"] = token if mark.is_unsure else None
         noted += conn.execute(statement, values).rowcount
     return noted
 
 
-def release_claim(conn: Connection, tables: Tables, token: str) -> None:
-    """Gives back what is still leased under the token, as if it had not been claimed."""
-    held = sa.and_(of_source(tables), tables.leases.c.token == token)
-    conn.execute(sa.update(tables.leases).where(held).values(token=None, free_ms=0))
+def release_claim(conn: Connection, tables: Tables, token: str, unsure: Collection[str]) -> None:
+    """Gives back what is still leased under the token, as if it had not been claimed. `unsure`: may be published."""
+    leases = tables.leases
+    held = sa.and_(of_source(tables), leases.c.token == token)
+    conn.execute(sa.update(leases).where(held, leases.c.row_id.not_in(unsure)).values(token=None, free_ms=0))
+    if unsure:
+        conn.execute(sa.update(leases).where(held).values(free_ms=0))
 
 
 def read_parked(conn: Connection, tables: Tables, max_rows: int) -> Sequence[tuple[str, str]]:
@@ -383,7 +380,7 @@ def _read_free(
     row_id = AsRowId(source.key_column)
     attempts = sa.select(leases.c.attempts).where(of_source(tables), leases.c.row_id == row_id).scalar_subquery()
     columns = {column.name: column for column in (source.key_column, source.sequence_column)}
-    size = _count_bytes(source.table, conn.dialect.name)
+    size = count_bytes(source.table, conn.dialect.name)
     query = (
         sa.select(*columns.values(), row_id.label(_ROW_ID), attempts.label(_ATTEMPTS), size.label(_BYTES))
         .where(condition, sa.not_(is_busy(tables, row_id)))
@@ -399,20 +396,6 @@ def _as_dicts(found: sa.CursorResult[Any]) -> list[dict[str, Any]]:
     return [dict(zip(names, row, strict=True)) for row in found]
 
 
-def _count_bytes(table: sa.Table, dialect: str) -> sa.ColumnElement[int]:
-    """Of all that is in a row."""
-    total: sa.ColumnElement[int] = sa.literal(0)
-    for column in table.c:
-        if dialect == "sqlite":
-            length = sa.func.length(sa.cast(column, sa.LargeBinary))  # of a text it would count characters
-        elif dialect == "postgresql" and not isinstance(column.type, sa.LargeBinary):
-            length = sa.func.octet_length(sa.cast(column, sa.Text))
-        else:
-            length = sa.func.octet_length(column)
-        total = total + sa.func.coalesce(length, 0)
-    return total
-
-
 def _take(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The first of them, so many as a claim has room for; one at least. The others have their turn later."""
     size = 0
@@ -421,11 +404,6 @@ def _take(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if count and size > MAX_CLAIM_BYTES:
             return found[:count]
     return found
-
-
-def _as_read(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
-    """JSON as its text: read and written again, digits and the order of members would change."""
-    return sa.cast(column, sa.Text).label(column.name) if isinstance(column.type, sa.JSON) else column
 
 
 def _has_earlier(tables: Tables) -> sa.ColumnElement[bool]:
@@ -443,8 +421,11 @@ def _has_earlier(tables: Tables) -> sa.ColumnElement[bool]:
     return sa.exists().where(*conditions).correlate(source.table)
 
 
-def _lease(conn: Connection, tables: Tables, found: Sequence[Mapping[str, Any]], token: str, lease_ms: int) -> None:
-    leases = tables.leases
+def _lease(
+    conn: Connection, tables: Tables, found: Sequence[Mapping[str, Any]], token: str, lease_ms: int
+) -> Mapping[str, str]:
+    """Tokens, by row id, of earlier claims that may have published the row."""
+    leases, earlier = tables.leases, {}
     # nothing is published that a crash takes back: PostgreSQL's log is written up to this commit, whose rows lie before
     free_ms = durable_now(is_postgres=conn.dialect.name == "postgresql") + sa.literal(lease_ms, sa.BigInteger)
     known = [columns[_ROW_ID] for columns in found if columns[_ATTEMPTS] is not None]
@@ -452,6 +433,8 @@ def _lease(conn: Connection, tables: Tables, found: Sequence[Mapping[str, Any]],
         is_free = sa.and_(leases.c.state == WAITING, is_due(leases))
         is_known = is_among(conn.dialect, leases.c.row_id, known)
         which = sa.and_(of_source(tables), is_known, is_free)
+        tokens = sa.select(leases.c.row_id, leases.c.token).where(which, leases.c.token.is_not(None))
+        earlier = {row.row_id: row.token for row in conn.execute(tokens)}
         conn.execute(sa.update(leases).where(which).values(token=token, free_ms=free_ms))
     key_column = tables.source.key_column
     new = [columns[key_column.name] for columns in found if columns[_ATTEMPTS] is None]
@@ -467,6 +450,7 @@ def _lease(conn: Connection, tables: Tables, found: Sequence[Mapping[str, Any]],
         # from the rows themselves: a list of values is compiled anew each time, which costs more than all else
         rows = sa.select(*values.values()).where(is_among(conn.dialect, key_column, new))
         conn.execute(make_insert_missing(conn, leases).from_select(list(values), rows))
+    return earlier
 
 
 def _read_held(
@@ -477,7 +461,7 @@ def _read_held(
     row_id = AsRowId(source.key_column)
     is_taken = is_among(conn.dialect, source.key_column, [columns[source.key_column.name] for columns in taken])
     is_held = sa.exists().where(of_source(tables), leases.c.row_id == row_id, leases.c.token == token)
-    query = sa.select(*map(_as_read, source.table.c), row_id.label(_ROW_ID)).where(is_taken, is_held)
+    query = sa.select(*map(as_read, source.table.c), row_id.label(_ROW_ID)).where(is_taken, is_held)
     return {columns[_ROW_ID]: columns for columns in _as_dicts(conn.execute(query))}
 
 

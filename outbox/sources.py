@@ -1,6 +1,7 @@
 """Which table a relay reads, and how a row of it becomes a message. Other tables than ours are described by columns."""
 
-from collections.abc import Iterable, Mapping
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -191,6 +192,47 @@ def to_bytes(value: object) -> bytes | None:
     if isinstance(value, dict | list):
         raise TypeError("the table must declare this column as JSON")
     return str(value).encode()
+
+
+# --- rows as statements name, measure and read them ---
+
+
+def is_among(dialect: sa.Dialect, column: sa.ColumnElement[Any], values: Sequence[Any]) -> sa.ColumnElement[bool]:
+    """Whether it is one of these. On PostgreSQL they are one parameter: hundreds are slow to bind and to plan."""
+    if dialect.name != "postgresql" or isinstance(values[0], bytes):  # psycopg may write a list of bytes as others
+        return column.in_(values)
+    kind = sa.ARRAY(column.type)
+    if not isinstance(values[0], str | int | uuid.UUID):
+        return column == sa.any_(sa.literal(list(values), kind))
+    return column == sa.any_(sa.cast(sa.literal(_write_array(values), sa.Text), kind))
+
+
+def _write_array(values: Sequence[Any]) -> str:
+    """As PostgreSQL reads one: drivers take a while for each value of a list."""
+    listed = [str(value) for value in values]
+    joined = "".join(listed)
+    if '"' in joined or "\\" in joined:
+        listed = [text.replace("\\", r"\\").replace('"', r"\"") for text in listed]
+    return '{"' + '","'.join(listed) + '"}'
+
+
+def count_bytes(table: sa.Table, dialect: str) -> sa.ColumnElement[int]:
+    """Of all that is in a row."""
+    total: sa.ColumnElement[int] = sa.literal(0)
+    for column in table.c:
+        if dialect == "sqlite":
+            length = sa.func.length(sa.cast(column, sa.LargeBinary))  # of a text it would count characters
+        elif dialect == "postgresql" and not isinstance(column.type, sa.LargeBinary):
+            length = sa.func.octet_length(sa.cast(column, sa.Text))
+        else:
+            length = sa.func.octet_length(column)
+        total = total + sa.func.coalesce(length, 0)
+    return total
+
+
+def as_read(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
+    """JSON as its text: read and written again, digits and the order of members would change."""
+    return sa.cast(column, sa.Text).label(column.name) if isinstance(column.type, sa.JSON) else column
 
 
 # --- a row's key as text, by which leases and the bridge know it ---

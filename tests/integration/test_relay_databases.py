@@ -3,16 +3,17 @@
 import gc
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from outbox.client.errors import OutboxConfigError
+from outbox.client.errors import HandOverUnavailable, OutboxConfigError
 from outbox.enqueue import enqueue
-from outbox.hand_over import MemoryHandOver, OutboxRow, PublishResult
+from outbox.hand_over import MemoryHandOver, OutboxRow, PublishResult, PublishStatus
 from outbox.relay import Notifier, Relay, RelayConfig
 from outbox.relay_database import OutboxDatabase, SourceSpec
 from outbox.sources import OwnSource
@@ -306,3 +307,89 @@ def test_relay_that_may_not_delete_publishes_nothing(user_database: UserDatabase
     with world.engine.begin() as conn:
         conn.exec_driver_sql("DROP OWNED BY relay")
         conn.exec_driver_sql("DROP ROLE relay")
+
+
+class Killed(BaseException):
+    """The process stops where it is."""
+
+
+class GroupHandOver(MemoryHandOver):
+    """The keys of one producer group. `ends`: how the first hand-overs end, in turn."""
+
+    def __init__(self, publisher: str, *ends: str) -> None:
+        super().__init__()
+        self.publisher = publisher
+        self.ends = list(ends)
+
+    def publish(self, rows: Sequence[OutboxRow]) -> Sequence[PublishResult]:
+        end = self.ends.pop(0) if self.ends else ""
+        if end == "not reached":
+            raise HandOverUnavailable("refused", is_sent=False)
+        if end == "forbidden":
+            return [PublishResult(PublishStatus.NOT_YET, "403 forbidden")] * len(rows)
+        fates = super().publish(rows)
+        if end == "killed":
+            raise Killed
+        if end == "not heard":
+            raise HandOverUnavailable("cut off")
+        return [PublishResult(PublishStatus.UNKNOWN, "504 outcome-unknown")] * len(rows) if end == "unknown" else fates
+
+
+SOON_OVER = RelayConfig(lease_ms=2, hand_over_ms=1, min_delay_ms=1, max_delay_ms=1)
+
+
+def run_until(world: OutboxWorld, hand_over: GroupHandOver, is_over: Callable[[Relay], object]) -> Relay:
+    """Rounds of a relay with a clock that never takes a lease for over."""
+    relay = Relay(world.engine, hand_over, OwnSource(world.table), world.leases, SOON_OVER, lambda: 0)
+    for _ in range(1_000):
+        if is_over(relay):
+            return relay
+        with suppress(Killed):
+            relay.run_once()
+    raise AssertionError(hand_over.publisher)
+
+
+@pytest.mark.parametrize("ends", [["killed", "not reached"], ["not heard"], ["unknown", "forbidden"]])
+def test_row_in_doubt_is_not_published_as_another_group(user_database: UserDatabase, ends: list[str]) -> None:
+    """The bridge knows keys for a group alone: whoever sees to the table says what becomes of it. Others go on."""
+    world, shop = OutboxWorld(user_database), GroupHandOver("shop")
+    world.enqueue(Sent("orders", b"a", b"1"))
+    orders = GroupHandOver("orders", *ends)
+    run_until(world, orders, lambda _: not orders.ends)
+    world.enqueue(Sent("orders", b"b", b"2"))
+    relay = run_until(world, shop, lambda relay: relay.read_parked() and shop.published)
+    ((row_id, reason),) = relay.read_parked()
+    assert ([row.value for row in shop.published], world.count()) == ([b"2"], (1, 1))
+    assert "another producer group" in reason
+    relay.release_parked([row_id])
+    run_until(world, shop, lambda _: world.count()[0] == 0)
+    assert ([row.value for row in shop.published], world.count()) == ([b"2", b"1"], (0, 0))
+
+
+def test_row_in_doubt_is_published_by_relays_of_its_group(user_database: UserDatabase) -> None:
+    """Its key makes it a repeat; nobody need do anything."""
+    world, orders = OutboxWorld(user_database), GroupHandOver("orders", "killed", "forbidden", "unknown")
+    world.enqueue(Sent("orders", b"a", b"1"))
+    run_until(world, orders, lambda _: world.count()[0] == 0)
+    assert (len(orders.published), world.count()) == (1, (0, 0))
+
+
+def test_row_that_was_certainly_not_taken_is_published_as_another_group(user_database: UserDatabase) -> None:
+    """A wrong group, or a wrong address, that is mended."""
+    world, shop = OutboxWorld(user_database), GroupHandOver("shop")
+    world.enqueue(Sent("orders", b"a", b"1"))
+    wrong = GroupHandOver("ordres", "forbidden", "not reached")
+    run_until(world, wrong, lambda _: not wrong.ends)
+    run_until(world, shop, lambda _: world.count()[0] == 0)
+    assert (len(shop.published), world.count()) == (1, (0, 0))
+
+
+def test_lease_of_an_older_release_is_taken_over(user_database: UserDatabase) -> None:
+    """It names no group."""
+    world, shop = OutboxWorld(user_database), GroupHandOver("shop")
+    (row_id,) = world.enqueue(Sent("orders", b"a", b"1"))
+    lease = {"source": "outbox", "row_id": row_id, "state": "waiting", "free_ms": 0, "attempts": 0}
+    with world.engine.begin() as conn:
+        conn.execute(sa.insert(world.leases).values(**lease, token="3b241101-e2bb-4255-8caf-4136c566a962"))
+    run_until(world, shop, lambda _: world.count()[0] == 0)
+    assert (len(shop.published), world.count()) == (1, (0, 0))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from api.web.parse import parse_prepare_batch
 from outbox.client.calls import PUBLISH, Call, join
-from outbox.client.errors import Problem
+from outbox.client.errors import Outcome, Problem
 from outbox.client.replies import CallResult, NoReply, Reply
 from outbox.enqueue import decode_headers, encode_headers
 from outbox.hand_over import OutboxRow, PublishResult, PublishStatus, call_of, decide, split_calls
@@ -31,10 +31,12 @@ def reply(status: int, state: str, **members: object) -> Reply:
         (Problem("message-too-large", 413), PublishStatus.REFUSED),
         (Problem("already-resolved", 409), PublishStatus.REFUSED),
         (Problem("reserved-topic", 403), PublishStatus.REFUSED),
-        (Problem("forbidden", 403), PublishStatus.UNKNOWN),
-        (Problem("unknown-producer-group", 404), PublishStatus.UNKNOWN),
-        (Problem("rate-limited", 429), PublishStatus.UNKNOWN),
+        (Problem("forbidden", 403), PublishStatus.NOT_YET),
+        (Problem("unknown-producer-group", 404), PublishStatus.NOT_YET),
+        (Problem("rate-limited", 429), PublishStatus.NOT_YET),
         (Problem("unavailable", 503), PublishStatus.UNKNOWN),
+        (Problem("unavailable", 503, outcome=Outcome.NOT_APPLIED), PublishStatus.NOT_YET),
+        (NoReply("refused", is_sent=False), PublishStatus.NOT_YET),
         (Problem("outcome-unknown", 504), PublishStatus.UNKNOWN),
         (NoReply("cut off"), PublishStatus.UNKNOWN),
     ],
