@@ -19,9 +19,10 @@ from outbox.transaction_record import DatabaseNow, durable_now, make_insert_miss
 WAITING: Final = "waiting"
 PARKED: Final = "parked"
 LONGEST_LEASE_MS: Final = 7_200_000
-_OF_ANOTHER: Final = (
-    "a relay of another producer group had it in hand, and may have published it: look for it in its topic, then"
-    " discard it if it is there, else retry it"
+_DOUBT_MS: Final = 6 * 86_400_000  # the bridge knows a key for 7 days at least; a day for clocks that are apart
+_DOUBTFUL: Final = (
+    "a relay of another producer group, or one of days ago, had it in hand and may have published it: look for it in"
+    " its topic, then discard it if it is there, else retry it"
 )
 
 
@@ -219,8 +220,8 @@ def claim_rows(
     held = _read_held(conn, tables, taken, token)
     rows, unread = [], []
     for row_id, attempts in [(columns[_ROW_ID], columns[_ATTEMPTS]) for columns in taken if columns[_ROW_ID] in held]:
-        if row_id in earlier and is_of_another(earlier[row_id], token):
-            unread.append(Mark(row_id, PARKED, 0, _OF_ANOTHER))
+        if row_id in earlier and (earlier[row_id].ago_ms > _DOUBT_MS or is_of_another(earlier[row_id].token, token)):
+            unread.append(Mark(row_id, PARKED, 0, _DOUBTFUL))
             continue
         try:
             rows.append(tables.source.read(held[row_id], row_id, attempts or 0))
@@ -273,7 +274,7 @@ def release_claim(conn: Connection, tables: Tables, token: str, unsure: Collecti
     held = sa.and_(of_source(tables), leases.c.token == token)
     conn.execute(sa.update(leases).where(held, leases.c.row_id.not_in(unsure)).values(token=None, free_ms=0))
     if unsure:
-        conn.execute(sa.update(leases).where(held).values(free_ms=0))
+        conn.execute(sa.update(leases).where(held).values(free_ms=DatabaseNow()))
 
 
 def read_parked(conn: Connection, tables: Tables, max_rows: int) -> Sequence[tuple[str, str]]:
@@ -423,8 +424,8 @@ def _has_earlier(tables: Tables) -> sa.ColumnElement[bool]:
 
 def _lease(
     conn: Connection, tables: Tables, found: Sequence[Mapping[str, Any]], token: str, lease_ms: int
-) -> Mapping[str, str]:
-    """Tokens, by row id, of earlier claims that may have published the row."""
+) -> Mapping[str, sa.Row[Any]]:
+    """By row id, of an earlier claim that may have published the row: its token, and how long ago it was over."""
     leases, earlier = tables.leases, {}
     # nothing is published that a crash takes back: PostgreSQL's log is written up to this commit, whose rows lie before
     free_ms = durable_now(is_postgres=conn.dialect.name == "postgresql") + sa.literal(lease_ms, sa.BigInteger)
@@ -433,8 +434,9 @@ def _lease(
         is_free = sa.and_(leases.c.state == WAITING, is_due(leases))
         is_known = is_among(conn.dialect, leases.c.row_id, known)
         which = sa.and_(of_source(tables), is_known, is_free)
-        tokens = sa.select(leases.c.row_id, leases.c.token).where(which, leases.c.token.is_not(None))
-        earlier = {row.row_id: row.token for row in conn.execute(tokens)}
+        ago_ms = (DatabaseNow() - leases.c.free_ms).label("ago_ms")
+        open_ones = sa.select(leases.c.row_id, leases.c.token, ago_ms).where(which, leases.c.token.is_not(None))
+        earlier = {row.row_id: row for row in conn.execute(open_ones)}
         conn.execute(sa.update(leases).where(which).values(token=token, free_ms=free_ms))
     key_column = tables.source.key_column
     new = [columns[key_column.name] for columns in found if columns[_ATTEMPTS] is None]

@@ -145,16 +145,22 @@ _FOLDED: Final = sa.text(
 
 
 def refuse_unkept(
-    conn: sa.Connection, table: sa.Table, key: Collection[str] = (), exact_column: str | None = None
+    conn: sa.Connection,
+    table: sa.Table,
+    key: Collection[str] = (),
+    exact_column: str | None = None,
+    *,
+    is_anew: bool = False,
 ) -> None:
     """Raises OutboxConfigError where a roll back would leave the table's rows, or a crash take them alone; or where
     nothing stops a second row of the same `key`, or upper and lower case are the same in `exact_column`.
 
     Whatever it was made as: servers change engines without a word, administrators do so for speed, or divide tables.
+    `is_anew`: also one that was looked at before. While PostgreSQL's is restored it has no key, and no rows, yet.
     """
     is_sqlite = conn.dialect.name == "sqlite"  # there each connection has its own setting
     kept = conn.info.setdefault("outbox_kept", set()) if is_sqlite else _KEPT.setdefault(conn.engine.pool, set())
-    if table.fullname not in kept:
+    if is_anew or table.fullname not in kept:
         flaw = _find_flaw(conn, table) or _find_repetition(conn, table, key) or _find_folding(conn, table, exact_column)
         if flaw is not None:
             raise OutboxConfigError(flaw)

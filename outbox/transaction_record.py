@@ -487,7 +487,7 @@ def _try_bars(conn: Connection, table: sa.Table, config: RecordConfig, checks: S
     transaction_ids = [check.transaction_id for check in checks]
     try:
         with short_transaction(conn, 0, config.statement_timeout_ms) as transaction:
-            refuse_unkept(conn, table, ["transaction_id"])
+            refuse_unkept(conn, table, ["transaction_id"], is_anew=True)
             insert_bars(conn, table, transaction_ids, checks[0].producer_group)
             if checks[0].is_trial:
                 transaction.rollback()

@@ -222,6 +222,27 @@ def test_records_and_bars_are_durable_before_they_are_seen(
     assert settings == ["on", "on"]
 
 
+@pytest.mark.parametrize("user_database", ["postgresql"], indirect=True)
+def test_table_that_is_being_restored_answers_no_rollback(
+    record: TransactionRecord, user_database: UserDatabase, engine: sa.Engine
+) -> None:
+    """pg_restore makes a table, fills it, and gives it its key last. It had been looked at before."""
+    with orm.Session(engine) as session:
+        record.write(session, "done", "orders")
+        session.commit()
+    assert ask(record, engine, "done", "undone") == [COMMIT, ROLLBACK]
+    name = record.table.name
+    with engine.begin() as conn:
+        conn.exec_driver_sql(f"ALTER TABLE {name} RENAME TO dumped")
+        conn.exec_driver_sql(f"CREATE TABLE {name} (LIKE dumped)")
+    with pytest.raises(OutboxConfigError, match="PRIMARY KEY"):
+        ask(record, engine, "done")
+    with engine.begin() as conn:
+        conn.exec_driver_sql(f"INSERT INTO {name} SELECT * FROM dumped")
+        conn.exec_driver_sql(f"ALTER TABLE {name} ADD PRIMARY KEY (transaction_id)")
+    assert ask(record, engine, "done") == [COMMIT]
+
+
 def test_record_without_a_transaction_is_refused(record: TransactionRecord, user_database: UserDatabase) -> None:
     """With AUTOCOMMIT it would stand, and be answered COMMIT, whatever becomes of what it speaks for."""
     engine = user_database.engine(isolation_level="AUTOCOMMIT")
