@@ -462,8 +462,9 @@ def _read_held(
     source, leases = tables.source, tables.leases
     row_id = AsRowId(source.key_column)
     is_taken = is_among(conn.dialect, source.key_column, [columns[source.key_column.name] for columns in taken])
-    is_held = sa.exists().where(of_source(tables), leases.c.row_id == row_id, leases.c.token == token)
-    query = sa.select(*map(as_read, source.table.c), row_id.label(_ROW_ID)).where(is_taken, is_held)
+    # no EXISTS: PostgreSQL begins with the leases then, and looks for each of them among all keys that were taken
+    held_by = sa.select(leases.c.token).where(of_source(tables), leases.c.row_id == row_id).scalar_subquery()
+    query = sa.select(*map(as_read, source.table.c), row_id.label(_ROW_ID)).where(is_taken, held_by == token)
     return {columns[_ROW_ID]: columns for columns in _as_dicts(conn.execute(query))}
 
 

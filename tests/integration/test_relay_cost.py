@@ -124,6 +124,34 @@ def test_rows_behind_a_hot_key_are_not_read(world: OutboxWorld) -> None:
     assert sum(reads) <= MOST_READ, reads
 
 
+def find_repeated(plan: Mapping[str, Any]) -> list[str]:
+    """Conditions with a list of keys, which PostgreSQL reads anew, of nodes that were run more than once."""
+    conditions = [str(plan.get(name, "")) for name in ("Index Cond", "Filter", "Recheck Cond")]
+    own = [condition for condition in conditions if "ANY" in condition and plan["Actual Loops"] > 1]
+    return own + [found for one in plan.get("Plans", ()) for found in find_repeated(one)]
+
+
+@pytest.mark.parametrize("user_database", ["postgresql"], indirect=True)
+def test_keys_of_a_claim_are_looked_for_at_once(world: OutboxWorld) -> None:
+    """Once the table was analysed, and so by autovacuum: a claim of a thousand rows took seconds, and more than a short
+    lease lasts, for each row was looked for among all of them."""
+    world.enqueue(*[Sent("orders", None, b"%d" % number) for number in range(BACKLOG)])
+    with world.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
+        conn.execute(sa.text(f"ANALYZE {world.table.name}"))
+    repeated: list[str] = []
+
+    def note(conn: sa.Connection, _: Any, statement: str, parameters: Any, *__: Any) -> None:
+        if statement.startswith("SELECT") and "outbox" in statement:
+            cursor = conn.connection.cursor()
+            cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", parameters)
+            repeated.extend(find_repeated(cursor.fetchall()[0][0][0]["Plan"]))
+
+    relay = world.relay(MemoryHandOver(), RelayConfig(max_rows=200))
+    event.listen(relay._engine, "after_cursor_execute", note)
+    assert relay.run_once().published == 200
+    assert repeated == []
+
+
 @pytest.mark.parametrize("kind", ["records", "inbox"])
 def test_cleaning_reads_what_it_deletes(user_database: UserDatabase, kind: str) -> None:
     """Of thousands of rows three are old: they are found by the index, and so is that there are no more."""
