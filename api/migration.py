@@ -34,6 +34,11 @@ from bridge.topology import (
 
 _LOG = structlog.get_logger()
 _COORDINATOR_TRIES, _COORDINATOR_PAUSE_S = 40, 0.25
+_OTHER = {FaultKind.MISSING, FaultKind.OTHER_TOPIC, FaultKind.OTHER_CLUSTER}
+_HEADS_LOST = (
+    "what somebody took off the end of the audit before would not be missed: compare `outbox-bridge audit list` with a "
+    "backup, or with the topic of acts"
+)
 
 Confirm = Callable[[Sequence[Loss]], bool]
 
@@ -80,6 +85,11 @@ async def migrate(settings: Settings, confirm: Confirm | None = None) -> list[st
 
         if confirm is not None:
             done += await _give_up(kafka, database, giving_up, topics, confirm, is_new_key=is_new_key)
+            done += [
+                f"topic {fault.topic} has no heads any more: {_HEADS_LOST}"
+                for fault in faults
+                if fault.topic == topics.audit in recorded and fault.kind in _OTHER
+            ]
         else:
             created = await migrate_topics(kafka.admin, database, topics, clock.now_ms(), begin)
             done += [f"topic {name} created" for name in created]

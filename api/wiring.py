@@ -222,7 +222,7 @@ async def rebuild_projection(settings: Settings, on_progress: Callable[[int, int
         name: getattr(total, name)
         for name in ("prepared", "committed", "rolled_back", "parked", "pending", "blocked", "abandoned")
     }
-    return {**counts, "orphans": verdict.orphan_count}
+    return {**counts, "orphans": verdict.orphan_count, "unproven": verdict.unproven}
 
 
 def _bootstrap_servers(settings: Settings) -> list[tuple[str, int]]:

@@ -34,7 +34,9 @@ from bridge.sql.identity import (
     give_up_queue,
     give_up_some,
     name_target,
+    read_beliefs,
     read_halts,
+    read_identity,
     read_live,
     record_identity,
     store_halt,
@@ -244,7 +246,9 @@ class GivingUp:
     ) -> Sequence[Unproven]:
         live = await self._database.read(partial(read_live, queue_id=queue_id))
         if kind is HaltKind.JOURNAL_GAP:
-            gone = [u for u in live if u.state is TransactionState.PREPARED and u.queue_offset < journal.minimum]
+            halves = {half.transaction_id async for _, half in self._read_halves(queue_id, position.l)}
+            pending = [u for u in live if u.state is TransactionState.PREPARED and u.queue_offset < position.s]
+            gone = [u for u in pending if u.transaction_id not in halves]
             known = await self._read_op_ids(queue_id) if gone else set()
             return [u for u in gone if u.transaction_id not in known]  # what was carried forward has its state
         if kind is HaltKind.OTHER_PARKED:
@@ -289,6 +293,13 @@ class GivingUp:
             yield message
 
 
+def _has_first_records(conn: Connection, loss: Loss) -> bool:
+    """Whether the op topic is the same one, and was not cut off among the records that need no seal."""
+    log, believed = loss.position.topics, read_beliefs(conn).get(loss.queue_id, 0)
+    is_same = log is not None and any(log.op == known.topic_id for known in read_identity(conn).values())
+    return is_same and believed <= loss.position.start.op
+
+
 def _record(conn: Connection, loss: Loss, actor: str, now_ms: int) -> bool:
     """False, and nothing is recorded, if the projection has gone on since: it may know more of the log by now."""
     allow_long_statements(conn)
@@ -299,7 +310,7 @@ def _record(conn: Connection, loss: Loss, actor: str, now_ms: int) -> bool:
         give_up_queue(conn, loss.queue_id, [*loss.unproven, *loss.decided], now_ms)
     elif loss.kind is HaltKind.JOURNAL_GAP:
         give_up_some(conn, loss.unproven, now_ms)
-    if loss.kind in _OF_OP:
+    if loss.kind in _OF_OP and not _has_first_records(conn, loss):
         believe_from(conn, loss.queue_id, 0)  # the offset spoke of what is lost
     ids = [u.transaction_id for u in loss.unproven]
     after = {

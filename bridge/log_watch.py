@@ -5,11 +5,11 @@ before each append of the api. What an operator's act changes is learned in the 
 restarted after it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import structlog
 from sqlalchemy import Connection
@@ -18,20 +18,32 @@ from bridge.clock import Clock
 from bridge.core.errors import HaltKind, QueueHalted, SqlUnavailable, StoreError, StoreUnavailable
 from bridge.core.keyring import OpSeals
 from bridge.core.message import MessageQueue, Receipt
-from bridge.core.op_message import LogTopics
+from bridge.core.op_message import LogTopics, Position
 from bridge.core.position import Witness, check_topics
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import TransactionView
 from bridge.sql.engine import Database
-from bridge.sql.identity import Halt, TopicIdentity, read_beliefs, read_halts, read_identity, read_last_acts, store_halt
+from bridge.sql.identity import (
+    Halt,
+    TopicIdentity,
+    give_up_untold,
+    read_beliefs,
+    read_halts,
+    read_identity,
+    read_last_acts,
+    read_live,
+    store_halt,
+)
 from bridge.sql.rows import AppliedPosition, read_position, read_positions
 from bridge.sql.search import read_without_body
-from bridge.store.message_store import MessageStore, QueueOffsets, TopicAdmin, TopicOutline
+from bridge.store.message_store import MessageStore, OwnerStore, QueueOffsets, TopicAdmin, TopicOutline
+from bridge.store.op_topic import find_position, read_range
 from bridge.topology import TopologyGuard
 
 # --- what this process knows of the internal topics beside their records: their ids, and which queues halt ---
 
 _LOG = structlog.get_logger()
+_T = TypeVar("_T")
 _UNKNOWN = -1  # acts that the database could not be asked for: a halt found meanwhile is looked for once more
 REMEDY = "see what would be given up with `outbox-bridge migrate --accept-identity`, which asks before it acts"
 
@@ -66,8 +78,7 @@ class _Doubt(NamedTuple):
 class LogWatch:
     """`seals`: where op records begin to need one.
 
-    `guard` looks at everything else of the topics: when it is due, and as soon as one is another one, or has another
-    number of queues.
+    `guard` looks at everything else of the topics: when it is due, and as soon as one, or its queues, are others.
     """
 
     def __init__(
@@ -108,15 +119,22 @@ class LogWatch:
 
     async def find_witness(self, queue_id: int) -> Witness | None:
         """What the projection has applied of the queue; None if it is not known now."""
-        try:
-            known = await self._database.read(partial(read_position, queue_id=queue_id))
-        except SqlUnavailable as error:
-            _LOG.warning("projection_not_asked", queue=queue_id, reason=str(error))
-            return None
-        if known is None:
+        if (known := await self._ask(partial(read_position, queue_id=queue_id))) is None:
             return None
         applied, log = known
         return Witness(applied.s, log.journal_topic_id, log.op_topic_id, op_next=applied.op_next)
+
+    async def find_pending(self, queue_id: int, begin: int, end: int) -> list[str]:
+        """PREPARED ones with half messages there, as the projection has them; none if it cannot be asked now."""
+        found = await self._ask(partial(read_live, queue_id=queue_id, pending_below=end)) or ()
+        return [u.transaction_id for u in found if u.queue_offset >= begin]
+
+    async def _ask(self, work: Callable[[Connection], _T]) -> _T | None:
+        try:
+            return await self._database.read(work)
+        except SqlUnavailable as error:
+            _LOG.warning("projection_not_asked", reason=str(error))
+            return None
 
     async def check_halts(self, queue_id: int) -> None:
         """Asks now. Raises QueueHalted for a queue whose halt is stored."""
@@ -313,13 +331,8 @@ class BodyWatch:
         lost = {queue_id: LostBodies(begins[queue_id], count, ids) for queue_id, (count, ids) in found.items()}
         for queue_id, one in lost.items():
             if one != self.lost.get(queue_id):
-                _LOG.error(
-                    "bodies_lost",
-                    queue=queue_id,
-                    journal_begins=one.begin,
-                    transactions=one.transactions,
-                    first=one.first,
-                )
+                begin, transactions, first = one
+                _LOG.error("bodies_lost", queue=queue_id, journal_begins=begin, transactions=transactions, first=first)
         self._begins, self.lost = begins, lost
 
 
@@ -356,6 +369,7 @@ class StableOffsetWatch:
         self._clock = clock
         self._written: dict[tuple[str, int], _Written] = {}
         self._standing: Mapping[MessageQueue, int] = {}  # last stable offsets
+        self.begins: Mapping[tuple[str, int], int] = {}  # first offsets of what the last look asked about
 
     @property
     def age_ms(self) -> int:
@@ -393,12 +407,15 @@ class StableOffsetWatch:
 
     async def run_once(self) -> None:
         """Looks now. What cannot be asked, such as a topic that is gone, is asked again when it is written to."""
-        standing = dict(self._standing)  # those that are not asked about now stand as they did
+        # those that are not asked about now stand as they did
+        standing, begins = dict(self._standing), dict[tuple[str, int], int]()
         for place, written in list(islice(self._written.items(), _MOST_ASKED)):
             queue, last = MessageQueue(*place), written.last  # of what is written meanwhile the answer says nothing
             offsets = await self._ask(queue)
             del self._written[place]
             standing.pop(queue, None)
+            if offsets is not None:
+                begins[place] = offsets.minimum
             if offsets is None or last >= offsets.maximum or written.last < offsets.stable:
                 continue
             if offsets.stable <= written.first:
@@ -406,7 +423,7 @@ class StableOffsetWatch:
             else:
                 written.first, written.since_ms = offsets.stable, self._clock.monotonic_ms()
             self._written[place] = written  # behind those that were not asked about yet
-        self._standing = standing
+        self._standing, self.begins = standing, begins
         if told := self.describe():
             _LOG.error("kafka_transaction_hangs", detail=told)
 
@@ -420,3 +437,64 @@ class StableOffsetWatch:
     def _age_ms(self, queue: MessageQueue) -> int:
         written = self._written.get(queue)
         return 0 if written is None else self._clock.monotonic_ms() - written.since_ms
+
+
+# --- what a rebuild of the projection needs of the log ---
+
+_REBUILD_REMEDY = "nothing was changed; see `outbox-bridge migrate --accept-identity`, then rebuild again"
+
+
+@dataclass(frozen=True, slots=True)
+class LogToReread:
+    """Journal and op topic, which are read again from the beginning."""
+
+    store: MessageStore
+    owners: OwnerStore
+    admin: TopicAdmin
+    database: Database
+    topics: InternalTopics
+
+    async def find_positions(self) -> dict[int, Position]:
+        """Up to where each queue is decided. Raises StoreError."""
+        find = partial(find_position, self.store, self.owners, self.topics)
+        return {queue_id: found for queue_id in range(self.topics.queues) if (found := await find(queue_id))}
+
+    async def check(self) -> None:
+        """Raises QueueHalted where the log is not what was left, and StoreError, SqlUnavailable."""
+        recorded = await self.database.read(read_identity)
+        found = await self.admin.identify_topics((self.topics.half, self.topics.op))
+        for name, topic in found.items():
+            if name in recorded and (topic is None or topic.topic_id != recorded[name].topic_id):
+                what = "is missing" if topic is None else "was deleted and made again"
+                raise QueueHalted(f"{name}: the topic {what}; {_REBUILD_REMEDY}")
+        positions = await self.find_positions()
+        for queue_id in range(self.topics.queues):
+            await self._check_queue(queue_id, positions.get(queue_id))
+
+    async def _check_queue(self, queue_id: int, position: Position | None) -> None:
+        half, op = MessageQueue(self.topics.half, queue_id), MessageQueue(self.topics.op, queue_id)
+        end, begin = (await self.store.get_offsets(half)).maximum, (await self.store.get_offsets(op)).minimum
+        if position is not None and end < position.s:
+            lost = f"queue {queue_id} was decided up to journal offset {position.s}, but its journal ends at {end}"
+            raise QueueHalted(f"{lost}: the log is not what was left; {_REBUILD_REMEDY}")
+        if begin > (0 if position is None else position.o):
+            cut = f"the op topic of queue {queue_id} begins at {begin}, behind what its successor needs"
+            raise QueueHalted(f"{cut}: a running settler writes that again in minutes, else {_REBUILD_REMEDY}")
+
+    async def give_up_untold(self, positions: Mapping[int, Position], now_ms: int) -> int:
+        """How many had ended, and have lost the op message that said how: below L all others have one from O on.
+        Raises StoreError and SqlUnavailable."""
+        return sum([await self._give_up_some(i, position, now_ms) for i, position in positions.items()])
+
+    async def _give_up_some(self, queue_id: int, position: Position, now_ms: int) -> int:
+        read = partial(read_live, queue_id=queue_id, pending_below=position.l)
+        untold = {u.transaction_id: u for u in await self.database.read(read)}
+        if untold:
+            end = (await self.store.get_offsets(queue := MessageQueue(self.topics.op, queue_id))).maximum
+            async for message in read_range(self.owners, queue, position.o, end):
+                untold.pop((message.key or b"").decode("latin-1"), None)
+        if untold:
+            _LOG.error("ends_lost", queue=queue_id, transactions=len(untold), first=list(untold)[:_SHOWN])
+            work = partial(give_up_untold, queue_id=queue_id, unproven=list(untold.values()), now_ms=now_ms)
+            await self.database.run(work, timeout_ms=600_000)
+        return len(untold)

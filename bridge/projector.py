@@ -19,11 +19,12 @@ from bridge.core.errors import ConfigError, QueueHalted, SqlUnavailable, StoreEr
 from bridge.core.message import MessageQueue
 from bridge.core.topics import InternalTopics
 from bridge.fault_points import FaultPoint, reach
+from bridge.log_watch import LogToReread
 from bridge.sql.bulk import allow_long_statements
 from bridge.sql.chunking import Chunk, JournalBuffer, OpBuffer, Quarantined, next_chunk
 from bridge.sql.engine import Database
 from bridge.sql.fold import TimesOf
-from bridge.sql.identity import begin_projection, read_identity, read_last_acts
+from bridge.sql.identity import begin_projection, read_last_acts
 from bridge.sql.leases import LeaseHolder
 from bridge.sql.projection import (
     NotAsKnown,
@@ -46,7 +47,6 @@ _LEASE = "projector"
 _DAY_MS = 86_400_000
 _REBUILD_STALL_MS = 60_000
 _OLDER = "the database is older than what Kafka keeps, run `outbox-bridge projection rebuild`"
-_REBUILD_REMEDY = "nothing was changed; see `outbox-bridge migrate --accept-identity`, then rebuild again"
 _LONG_TIMEOUT_MS = 600_000
 _KNOWN_PENDING = 100_000  # rows of all queues, some 250 bytes each, that need no look-up when they end
 _POSTGRES_WRITERS = 2  # half of the pool: readers are never kept out
@@ -112,11 +112,13 @@ class RebuildProgress(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RebuildVerdict:
-    """What a rebuild found. `orphans`: the first of those that only the database knew, not Kafka."""
+    """What a rebuild found. `orphans`: the first of those that only the database knew, not Kafka. `unproven`: how
+    many have ended, and the op topic has lost how."""
 
     total: GroupStats
     orphan_count: int
     orphans: Sequence[Orphan]
+    unproven: int
 
 
 class PositionMoved(Exception):
@@ -424,12 +426,13 @@ async def rebuild(projector: Projector, on_progress: Callable[[RebuildProgress],
     and StoreTimeout after a minute without progress; called again it starts again, and orphans are still compared
     with what there was at first.
     """
-    ports, topics, database = projector.ports, projector.topics, projector.ports.database
-    await _check_topics(ports, topics)
-    await _check_reachable(ports, topics, await _read_decided(ports, topics))
+    ports, database = projector.ports, projector.ports.database
+    log = LogToReread(ports.store, ports.owners, ports.admin, database, projector.topics)
+    await log.check()
     await database.run(clear_projection, timeout_ms=_LONG_TIMEOUT_MS)
     reach(FaultPoint.REBUILD_CLEARED)
-    wanted = await _read_decided(ports, topics)  # now: what was in the tables when they were emptied is below
+    positions = await log.find_positions()  # now: what was in the tables when they were emptied is below
+    wanted = {queue_id: position.s for queue_id, position in positions.items()}
     before, moved_ms = dict[int, int](), ports.clock.monotonic_ms()
     while True:
         result = await _run_or_begin_anew(projector) if await projector.hold_lease() else RunResult()
@@ -438,7 +441,8 @@ async def rebuild(projector: Projector, on_progress: Callable[[RebuildProgress],
         on_progress(RebuildProgress(applied, wanted))
         if all(applied[queue_id] >= s for queue_id, s in wanted.items()):
             reach(FaultPoint.REBUILD_READ)
-            conclude = partial(_conclude, wanted=wanted, now_ms=ports.clock.now_ms())
+            unproven = await log.give_up_untold(positions, ports.clock.now_ms())
+            conclude = partial(_conclude, wanted=wanted, unproven=unproven, now_ms=ports.clock.now_ms())
             if (verdict := await database.run(conclude, timeout_ms=_LONG_TIMEOUT_MS)) is not None:
                 return verdict
         if applied != before or result.chunks:
@@ -446,30 +450,6 @@ async def rebuild(projector: Projector, on_progress: Callable[[RebuildProgress],
         elif ports.clock.monotonic_ms() - moved_ms > _REBUILD_STALL_MS:
             raise StoreTimeout(_tell_stall(applied, wanted))
         await ports.clock.sleep_ms(0 if result.chunks else 100)
-
-
-async def _read_decided(ports: ProjectorPorts, topics: InternalTopics) -> dict[int, int]:
-    """Up to where each queue is decided."""
-    find = partial(find_position, ports.store, ports.owners, topics)
-    return {queue_id: found.s if (found := await find(queue_id)) else 0 for queue_id in range(topics.queues)}
-
-
-async def _check_topics(ports: ProjectorPorts, topics: InternalTopics) -> None:
-    """Both are those that were recorded, if any were."""
-    recorded = await ports.database.read(read_identity)
-    found = await ports.admin.identify_topics((topics.half, topics.op))
-    for name, topic in found.items():
-        if name in recorded and (topic is None or topic.topic_id != recorded[name].topic_id):
-            what = "is missing" if topic is None else "was deleted and made again"
-            raise QueueHalted(f"{name}: the topic {what}; {_REBUILD_REMEDY}")
-
-
-async def _check_reachable(ports: ProjectorPorts, topics: InternalTopics, wanted: Mapping[int, int]) -> None:
-    for queue_id, s in wanted.items():
-        end = (await ports.store.get_offsets(MessageQueue(topics.half, queue_id))).maximum
-        if end < s:
-            what = f"queue {queue_id} was decided up to journal offset {s}, but its journal ends at {end}"
-            raise QueueHalted(f"{what}: the log is not what was left; {_REBUILD_REMEDY}")
 
 
 def _tell_stall(applied: Mapping[int, int], wanted: Mapping[int, int]) -> str:
@@ -489,7 +469,7 @@ def _read_applied(conn: Connection, queues: Iterable[int]) -> dict[int, int]:
     return {queue_id: known[queue_id].s if queue_id in known else 0 for queue_id in queues}
 
 
-def _conclude(conn: Connection, wanted: Mapping[int, int], now_ms: int) -> RebuildVerdict | None:
+def _conclude(conn: Connection, wanted: Mapping[int, int], unproven: int, now_ms: int) -> RebuildVerdict | None:
     """None if another rebuild has emptied the tables since they were complete: all would be told as orphans."""
     allow_long_statements(conn)
     keep_positions(conn)
@@ -497,4 +477,4 @@ def _conclude(conn: Connection, wanted: Mapping[int, int], now_ms: int) -> Rebui
         return None
     count, orphans = read_orphans(conn, 1_000)
     forget_previous(conn)
-    return RebuildVerdict(read_stats(conn, now_ms).total, count, orphans)
+    return RebuildVerdict(read_stats(conn, now_ms).total, count, orphans, unproven)

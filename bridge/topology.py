@@ -92,13 +92,14 @@ class TopologyFault:
 
 @dataclass(frozen=True, slots=True)
 class TopicRules:
-    """What an internal topic must be."""
+    """What an internal topic must be. `is_first_used`: queues beside the first hold nothing, so there may be some."""
 
     cleanup_policy: frozenset[str]
     retention_ms: int
     max_message_bytes: int
     min_compaction_lag_ms: int = 0
     queues: int = 1
+    is_first_used: bool = False
 
     def make_config(self, min_insync_replicas: int) -> dict[str, str]:
         """Kafka's settings for a new topic."""
@@ -118,8 +119,8 @@ class TopicRules:
 
 JOURNAL_RULES = TopicRules(frozenset({"delete"}), 14 * _DAY_MS, _BODY_BYTES + _MARGIN_BYTES)
 OP_RULES = TopicRules(frozenset({"compact", "delete"}), 30 * _DAY_MS, _BODY_BYTES + 2 * _MARGIN_BYTES, _DAY_MS)
-PARKED_RULES = TopicRules(frozenset({"delete"}), 90 * _DAY_MS, _BODY_BYTES + 2 * _MARGIN_BYTES)
-AUDIT_RULES = TopicRules(frozenset({"delete"}), 3_650 * _DAY_MS, _MARGIN_BYTES)
+PARKED_RULES = TopicRules(frozenset({"delete"}), 90 * _DAY_MS, _BODY_BYTES + 2 * _MARGIN_BYTES, is_first_used=True)
+AUDIT_RULES = TopicRules(frozenset({"delete"}), 3_650 * _DAY_MS, _MARGIN_BYTES, is_first_used=True)
 
 
 def rules_of(internal: InternalTopics, longest_life_ms: int = _DAY_MS) -> dict[str, TopicRules]:
@@ -180,7 +181,7 @@ async def judge_topics_of_kafka(admin: TopicAdmin) -> list[TopologyFault] | None
 def judge_topic(topic: TopicDescription, rules: TopicRules, brokers: int) -> list[TopologyFault]:
     """What of a topic's settings is not as it must be, on so many brokers."""
     judged = [
-        _judge_queues(topic, rules.queues),
+        None if rules.is_first_used else _judge_queues(topic, rules.queues),
         _judge_policy(topic, rules),
         _judge_retention(topic, rules),
         _judge_lag(topic, rules),

@@ -46,6 +46,14 @@ from bridge.store.op_topic import SealWatch
 from bridge.topology import TopologyGuard
 
 MAX_SETTLE_LAG_MS = 60_000
+_CUT = (
+    "records of the op topic that a successor needs were deleted (kafka-delete-records, or a retention that was too "
+    "short); they are written again within minutes: do not stop this settler before"
+)
+_MISSING = (
+    "journal offsets hold no record: it was compacted before they were read, and what was prepared there is lost, or "
+    "another program writes to it in Kafka transactions"
+)
 _KAFKA_ANSWER_MS = 1_500  # below CHECK_TIMEOUT_S: what the client complains of is to be told
 
 
@@ -195,6 +203,10 @@ async def _settler(settler: Settler) -> CheckResult:
     waiting = {q: s.reason for q, s in settler.status.items() if s.hold is not Hold.OWNED}
     if waiting:
         return CheckResult(is_ok=False, detail=f"queues being taken over: {waiting}")
+    if cut := [q for q, s in settler.status.items() if s.is_cut]:
+        return CheckResult(is_ok=False, is_degraded=True, detail=f"queues {cut}: {_CUT}")
+    if missing := sum(status.counts.missing for status in settler.status.values()):
+        return CheckResult(is_ok=False, is_degraded=True, detail=f"{missing} {_MISSING}")
     quarantined = sum(status.counts.quarantined for status in settler.status.values())
     if quarantined:
         return CheckResult(is_ok=False, is_degraded=True, detail=f"{quarantined} records quarantined")

@@ -138,6 +138,7 @@ class LowWatermarks:
         self._noted_blocked: set[str] = set()  # ids that are, or were, in that heap
         self._ended: deque[tuple[int, int, str, int]] = deque()  # ended_ms, bound, id, known since (monotonic)
         self.monotonic_ms = 0
+        self.op_begin = 0  # of the op topic now: what is below was deleted, and what still counts is written again
         self._moves: deque[tuple[int, int]] = deque()  # S after a Kafka transaction, its first op offset
 
     def add_half(self, t: Transaction) -> None:
@@ -223,16 +224,17 @@ class LowWatermarks:
         """At most `most` live ones that have held L or O back for long, or whose body the journal drops soon."""
         config = self._config
         chosen: list[str] = []
+        is_cut = bool(self._moves) and self._moves[0][1] < self.op_begin
         for entry in self._unmarked:
             is_far = s - entry.offset > config.journal_records or journal_ms - entry.stored_ms > config.journal_ms
-            if len(chosen) >= most or not is_far:
+            if len(chosen) >= most or not (is_far or is_cut):
                 break
             if self._holds_journal(entry):
                 chosen.append(entry.transaction_id)
         room = max(config.op_messages, 4 * (len(self._live) + self._rows.count))
         for mark in self._marked:
             is_far = op_start - mark.offset > room or journal_ms - mark.stored_ms > config.op_ms // _CARRIES
-            if len(chosen) >= most or not is_far:
+            if len(chosen) >= most or not (is_far or mark.offset < self.op_begin):
                 break
             if self._holds_op(mark) and (mark.transaction_id in self._live or mark.transaction_id not in self._bounds):
                 chosen.append(mark.transaction_id)

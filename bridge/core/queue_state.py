@@ -153,6 +153,7 @@ class QueueState:
         self.journal_ms = 0
         self.s_ms: int | None = None  # append time of the record at S-1
         self.op_start = 0
+        self.op_needed = 0  # O of the last position
         self.log_start = LogStart()
         self.overruled: list[EndRecord] = []  # ends that say otherwise than what was recorded; whoever tells empties it
         self._settling: dict[str, Transaction] = {}
@@ -169,6 +170,7 @@ class QueueState:
         state = cls(times_of, config, restored.ops)
         state.keep_time(monotonic_ms)
         state.s, state.op_start = restored.position.s, restored.op_end
+        state.op_needed = restored.position.o
         state.journal_ms = restored.journal_ms
         state.s_ms = restored.position.s_ms
         state.log_start = restored.position.start
@@ -242,6 +244,15 @@ class QueueState:
         """The owner's own clock, which no broker can set forward."""
         self._horizon.monotonic_ms = monotonic_ms
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the op topic begins behind what a successor must read."""
+        return self.op_needed < self._horizon.op_begin
+
+    def note_op_begin(self, offset: int) -> None:
+        """The op topic begins there now: what is not over, and stands before it, is carried forward."""
+        self._horizon.op_begin = offset
+
     def pass_time(self, read_through_ms: int) -> None:
         """All records still to come were appended after this: so journal time goes on in an idle queue too."""
         self.journal_ms = max(self.journal_ms, read_through_ms)
@@ -296,6 +307,7 @@ class QueueState:
         self._horizon.move(self.s, self.op_start)
         first_journal = self._horizon.first_journal_offset(self.s)
         first_op = self._horizon.first_op_offset(first_journal, self.op_start, self.journal_ms)
+        self.op_needed = first_op
         return Position(self.s, first_journal, first_op, owner, topics, self.s_ms, self.log_start)
 
     def confirm(self, sealed: Iterable[WrittenOp], last_op_offset: int | None) -> None:

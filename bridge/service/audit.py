@@ -65,6 +65,12 @@ class AuditVerdict:
     foreign: int
     flaws: int
     findings: list[ChainFinding]
+    topic_begins: int = 0
+
+    @property
+    def has_lost_heads(self) -> bool:
+        """Whether the topic was emptied, or is another one: what was cut off the chain before would not be missed."""
+        return self.topic_begins > 0 or (self.entries > 0 and not self.heads)
 
     @property
     def unproven(self) -> int:
@@ -78,6 +84,7 @@ class HeadTopic:
     def __init__(self, store: MessageStore, topics: InternalTopics, keyring: Keyring) -> None:
         self.queue = MessageQueue(topics.audit, 0)
         self.foreign = 0
+        self.begins = 0
         self._store = store
         self._keyring = keyring
         self._next = 0
@@ -90,6 +97,7 @@ class HeadTopic:
         between would count no more.
         """
         offsets = await self._store.get_offsets(self.queue)
+        self.begins = offsets.minimum
         if self._next > offsets.maximum:
             self._accepted.clear()
         self._next = offsets.minimum if self._next > offsets.maximum else max(self._next, offsets.minimum)
@@ -142,7 +150,7 @@ async def verify_audit(
             break
     return AuditVerdict(
         judge.entries, judge.proven, judge.adopted, unlinked, len(heads), accepted, topic.foreign, judge.flaws,
-        judge.findings[:SHOWN],
+        judge.findings[:SHOWN], topic.begins,
     )  # fmt: skip
 
 

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import structlog
 
-from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, MalformedRecord, QueueHalted, StoreFenced
+from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, HaltKind, MalformedRecord, QueueHalted, StoreFenced
 from bridge.core.message import MessageQueue, Receipt
+from bridge.core.op_message import Position
 from bridge.core.properties import count_stored_bytes
 from bridge.core.queue_state import QueueState, changed_by
 from bridge.core.record import EndRecord
@@ -111,12 +112,14 @@ class OwnedQueue(QueueOwner):
         seen = await look_around(ports.log, self._memory, self.queue_id)
         op_queue = MessageQueue(writer.target.topics.op, self.queue_id)
         op = await ports.store.get_offsets(op_queue)
-        ports.stable_offsets.note([Receipt(*op_queue, op.maximum - 1)])  # it has to be read to its end
+        ports.stable_offsets.note([self._op_place(op.maximum - 1)])  # it has to be read to its end
         try:
             recovery = await read_back(ports, writer.target.topics, self.queue_id, seen, op)
             writer.target = replace(writer.target, log=seen.log)
             writer.recover(recovery.restored)
             self.state.pass_time(await recovery.read_halves(writer.recover_half))
+            if recovery.missing:
+                await self._check_missing(recovery.restored.position)
         except QueueHalted as halted:  # frozen meanwhile, what was left may be gone by right
             if (await ports.store.get_offsets(op_queue)).maximum != op.maximum:
                 raise StoreFenced("another owner has written meanwhile") from halted
@@ -129,6 +132,17 @@ class OwnedQueue(QueueOwner):
         if not self.now_ms():  # written, but Kafka could not say when: the journal's time is too early at most
             writer.time.observe(self.state.journal_ms)
         ports.observer.queue_taken(self, self.state.prepared(), self.state.rows)
+
+    async def _check_missing(self, position: Position) -> None:
+        """Raises QueueHalted where half messages that were to be read back are gone, as from a compacted journal.
+
+        From L on, whatever else became of one has an op message behind O.
+        """
+        state = self.state
+        pending = await self._ports.log.find_pending(self.queue_id, position.l, position.s)
+        if lost := [i for i in pending if not state.is_live(i) and i not in state.ended]:
+            what = f"{len(lost)} pending transactions have no half message in the journal any more: {lost[0]}"
+            raise QueueHalted(f"{what}, ...; was it compacted?", HaltKind.JOURNAL_GAP)
 
     async def run_once(self) -> SettleResult:
         """Settles one bounded read in one Kafka transaction, then what timers want.
@@ -173,6 +187,9 @@ class OwnedQueue(QueueOwner):
             if self._writer.commits and not self._writer.is_awaited:
                 read = await self._gather_unawaited(read)
             reach(FaultPoint.SETTLE_READ)
+        if (missing := read.next_begin_offset - self.state.s - len(read.messages)) > 0:
+            self.counts.missing += missing
+            _LOG.error("journal_records_missing", queue=self.queue_id, offsets=missing, begin=self.state.s)
         return decode_portion(read.messages, read.next_begin_offset, self._quarantine)
 
     async def _gather(self) -> None:
@@ -276,6 +293,20 @@ class OwnedQueue(QueueOwner):
         self.state.pass_time(self._end.read_through_ms)
         if is_idle and not self._end.is_asked and self.now_ms() - self.state.journal_ms > self._config.idle_note_ms:
             self._end.ask()
+            self._ports.stable_offsets.note([self._op_place(self.state.op_start - 1)])
+        self._follow_op_begin()
+
+    def _follow_op_begin(self) -> None:
+        """What somebody deletes of the op topic, its owner alone still knows: no successor could go on."""
+        state = self.state
+        begin = self._ports.stable_offsets.begins.get((self._writer.target.topics.op, self.queue_id), 0)
+        if begin > state.op_needed and not state.is_cut:
+            _LOG.error("op_records_deleted", queue=self.queue_id, op_begins=begin, needed=state.op_needed)
+        if begin:
+            state.note_op_begin(begin)
+
+    def _op_place(self, offset: int) -> Receipt:
+        return Receipt(self._writer.target.topics.op, self.queue_id, offset)
 
     # --- deciding and writing ---
 

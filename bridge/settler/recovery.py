@@ -60,27 +60,30 @@ class _OpTail:
 
 @dataclass(slots=True)
 class Recovery:
-    """What was read for the state machine; the half messages follow."""
+    """What was read for the state machine; the half messages follow. `missing`: offsets among them without a record."""
 
     restored: RecoveredState
     _reader: "_LogReader"
     _journal: MessageQueue
+    missing: int = 0
 
     async def read_halves(self, take: Callable[[LogPosition, LoadedHalf], None]) -> int:
         """Gives those from L to S; append time of the last record, 0 if there is none. Raises StoreError."""
-        last_ms = 0
+        last_ms, position = 0, self.restored.position
+        self.missing = position.s - position.l
 
         def add(message: StoredMessage) -> None:
             """Records that cannot be read were quarantined when they were decided."""
             nonlocal last_ms
             last_ms = message.stored_ms
+            self.missing -= 1
             with suppress(MalformedRecord):
                 record = decode_record(message)
                 if isinstance(record, HalfMessage):
                     loaded = LoadedHalf.decode(record, message)
                     take(LogPosition(message.queue_offset, message.stored_ms), loaded)
 
-        await self._reader.read(self._journal, self.restored.position.l, self.restored.position.s, add)
+        await self._reader.read(self._journal, position.l, position.s, add)
         return last_ms
 
 

@@ -54,6 +54,7 @@ class QueueStatus:
     live: int = 0
     blocked: int = 0
     held_bytes: int = 0
+    is_cut: bool = False
     journal_ms: int = 0
     take_overs: int = 0
     counts: QueueCounts = field(default_factory=QueueCounts)
@@ -256,7 +257,7 @@ class Settler:
         state = queue.state
         status.s, status.journal_ms, status.live = state.s, state.journal_ms, state.live_count
         status.blocked = sum(map(len, state.blocked_queues.values()))
-        status.held_bytes = queue.held_bytes
+        status.held_bytes, status.is_cut = queue.held_bytes, state.is_cut
 
     async def _pause(self, duration_ms: int, until: asyncio.Event | None = None) -> None:
         waits = {asyncio.create_task(self._ports.clock.sleep_ms(duration_ms)), asyncio.create_task(self._stop.wait())}

@@ -46,6 +46,7 @@ class QueueCounts:
     batches: int = 0
     published: int = 0
     quarantined: int = 0
+    missing: int = 0  # journal offsets without a record: nobody has read what was there
     carried: int = 0
     parked: int = 0
     abandoned: int = 0
@@ -162,7 +163,8 @@ class QueueWriter:
             self._moved_at_ms = now_ms if self._moved_at_ms is None else self._moved_at_ms
             is_due = now_ms - self._moved_at_ms >= self._config.position_delay_ms
         else:
-            is_due = now_ms - self._written_at_ms >= self._config.idle_position_ms
+            pause_ms = self._config.idle_note_ms if self.state.is_cut else self._config.idle_position_ms
+            is_due = now_ms - self._written_at_ms >= pause_ms
         if is_due:
             await self.write_position()
 

@@ -20,9 +20,9 @@ from bridge.core.keyring import SECRET_BYTES, BridgeKey
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import TransactionState, TransactionView
 from bridge.sql.at_rest import cipher_of, load_bridge_key, seal_bridge_key
-from bridge.sql.bulk import chunks, make_upsert
+from bridge.sql.bulk import allow_long_statements, chunks, make_upsert
 from bridge.sql.engine import Database
-from bridge.sql.rows import AppliedPosition, LogIdentity, begin_position
+from bridge.sql.rows import AppliedPosition, LogIdentity, begin_position, read_position
 from bridge.sql.search import make_ages_anew
 from bridge.sql.tables import (
     audit,
@@ -33,6 +33,7 @@ from bridge.sql.tables import (
     op_beliefs,
     processes,
     projection_positions,
+    projection_previous,
     queue_halts,
     timeline_events,
     transaction_keys,
@@ -165,7 +166,7 @@ def clear_halt(conn: Connection, queue_id: int) -> None:
 
 
 GIVEN_UP = "GIVEN_UP"  # `reason` of such a transaction
-_G, _T = given_up.c, transactions.c
+_G, _T, _B = given_up.c, transactions.c, projection_previous.c
 _SHARED = (
     "transaction_id", "producer_group", "state", "blocked", "queue_id", "queue_offset", "born_ms", "appended_ms",
     "check_times", "idempotency_key", "abandoned_ms",
@@ -184,10 +185,13 @@ class Unproven(NamedTuple):
     abandoned: bool = False
 
 
-def read_live(conn: Connection, queue_id: int) -> list[Unproven]:
-    """Transactions of a queue for which something was still to be done."""
+def read_live(conn: Connection, queue_id: int, pending_below: int | None = None) -> list[Unproven]:
+    """Transactions of a queue for which something was still to be done; or those of them that are PREPARED, with half
+    messages below that offset."""
     columns = _T.transaction_id, _T.producer_group, _T.state, _T.queue_offset, _T.idempotency_key
     query = sa.select(*columns).where(_T.queue_id == queue_id, _T.live == 1).order_by(_T.id)
+    if pending_below is not None:
+        query = query.where(_T.state == TransactionState.PREPARED.value, _T.queue_offset < pending_below)
     return [Unproven(i, group, TransactionState(state), at, key) for i, group, state, at, key in conn.execute(query)]
 
 
@@ -215,6 +219,18 @@ def give_up_some(conn: Connection, unproven: Sequence[Unproven], now_ms: int) ->
     for is_one in are_some:
         _keep(conn, is_one, now_ms)
     _forget(conn, are_some)
+
+
+def give_up_untold(conn: Connection, queue_id: int, unproven: Sequence[Unproven], now_ms: int) -> None:
+    """The same of those that the projection, until it was emptied, may have known better than any log does now."""
+    allow_long_statements(conn)
+    read_position(conn, queue_id, is_locked=True)
+    give_up_some(conn, unproven, now_ms)
+    for chunk in chunks([u.transaction_id for u in unproven], 500):
+        before = sa.select(_B.state).where(_B.transaction_id == _G.transaction_id).scalar_subquery()
+        is_known = _G.transaction_id.in_(chunk), sa.exists().where(_B.transaction_id == _G.transaction_id)
+        conn.execute(sa.update(given_up).where(*is_known).values(state=before))
+        conn.execute(sa.delete(projection_previous).where(_B.transaction_id.in_(chunk)))
 
 
 def find_given_up(conn: Connection, transaction_ids: Iterable[str]) -> dict[str, TransactionView]:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from bridge.core.errors import QueueHalted
+from bridge.core.record import Resolution
 from bridge.core.transaction import TransactionState, TransactionView
 from bridge.node import Node
 from bridge.service.contract import Outcome, Prepared, RefusalCode, Refused
@@ -20,6 +22,7 @@ from tests.support.lost_log_world import LostLogWorld, make_lost_log_world
 
 TOPICS = ["half", "op", "parked"]
 OWNERS = ["same owner", "replaced owner"]
+LONG = {"max_lifetime_s": 86_400, "immunity_s": 80_000}
 
 
 @dataclass
@@ -284,6 +287,7 @@ def test_op_topic_cut_off_under_its_owner_halts_at_the_next_batch(tmp_path: Path
                 await world.until_true(lambda: is_open(world, node), "open again")
                 again = await world.end(node, done)
                 assert again.state is TransactionState.COMMITTED
+                assert node.seal_watch.forged == 0  # what `migrate` wrote first, before there was a key, is its own
 
     world.run(story())
     assert world.memory.visible("orders").count(b"done") == 1
@@ -312,3 +316,75 @@ def test_internal_topic_that_has_grown_is_refused_and_loses_nothing(tmp_path: Pa
 
     world.run(story())
     assert world.memory.visible("orders") == [b"before"]
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_op_records_deleted_under_their_owner_are_written_again(tmp_path: Path, *, is_busy: bool) -> None:
+    """Told while a successor would halt; after minutes it goes on with everything that was not over (S, T)."""
+    world = make_lost_log_world(tmp_path)
+    sleep_ms = world.memory.clock.sleep_ms
+
+    async def story() -> None:
+        async with world.running() as node:
+            assert node.settler is not None
+            status = node.settler.status
+            done, parked = await world.prepare(node, b"done"), await world.prepare(node, b"parked", max_lifetime_s=1)
+            assert (await world.end(node, done)).state is TransactionState.COMMITTED
+            carried = await world.prepare(node, b"carried", **LONG)
+            await sleep_ms(400_000)
+            young = await world.prepare(node, b"young", **LONG)
+            await sleep_ms(20_000)
+            op = world.memory.cluster.log.topics[world.topics.op].partitions[0]
+            op.drop_below(op.maximum)
+            async with AsyncExitStack() as stack:
+                if is_busy:
+                    await stack.enter_async_context(load(world, [node]))
+                await world.until(lambda: status[0].is_cut, "told")
+                await world.until(lambda: not status[0].is_cut, "written again", 400_000)
+        async with world.running() as node:
+            for made in (parked, carried, young):
+                assert (await world.end(node, made)).state is TransactionState.COMMITTED
+            assert (await world.end(node, done)).state is TransactionState.COMMITTED
+
+    world.run(story())
+    visible = world.memory.visible("orders")
+    assert [visible.count(value) for value in (b"done", b"parked", b"carried", b"young")] == [1, 1, 1, 1]
+
+
+def test_what_had_ended_before_its_op_records_were_deleted_is_not_pending_again(tmp_path: Path) -> None:
+    """A rebuild finds half messages alone: they are no longer counted, and answered with what was known last (A, C)."""
+    world = make_lost_log_world(tmp_path)
+
+    async def story() -> None:
+        async with world.running() as node:
+            assert node.settler is not None
+            status = node.settler.status
+            done = await world.prepare(node, b"done", idempotency_key="done", is_published=True)
+            undone = await world.prepare(node, b"undone")
+            assert (await world.end(node, undone, Resolution.ROLLBACK)).state is TransactionState.ROLLED_BACK
+            carried = await world.prepare(node, b"carried", **LONG)
+            await world.memory.clock.sleep_ms(400_000)
+            young = await world.prepare(node, b"young", **LONG)
+            await world.until_true(lambda: is_searched(node, done), "in search")
+            op = world.memory.cluster.log.topics[world.topics.op].partitions[0]
+            op.drop_below(op.maximum)
+            await world.until(lambda: status[0].is_cut, "told")
+            with pytest.raises(QueueHalted, match=r"the op topic of queue 0 begins at .* nothing was changed"):
+                await world.rebuild()
+            await world.until(lambda: not status[0].is_cut, "written again", 400_000)
+            verdict = await world.rebuild()
+            assert (verdict.unproven, verdict.orphan_count) == (2, 0)
+            assert (verdict.total.prepared, verdict.total.pending) == (2, 2)
+        async with world.running() as node:
+            for made, state in ((done, TransactionState.COMMITTED), (undone, TransactionState.ROLLED_BACK)):
+                view = await node.transactions.get(made.transaction_id)
+                assert isinstance(view, TransactionView)
+                assert (view.is_unproven, view.state) == (False, state)
+            again = await world.prepare(node, b"done", idempotency_key="done", is_published=True)
+            assert again.state is TransactionState.COMMITTED
+            assert (await world.end(node, undone, Resolution.ROLLBACK)).state is TransactionState.ROLLED_BACK
+            for made in (carried, young):
+                assert (await world.end(node, made)).state is TransactionState.COMMITTED
+
+    world.run(story())
+    assert sorted(world.memory.visible("orders")) == [b"carried", b"done", b"young"]

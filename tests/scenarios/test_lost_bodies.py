@@ -111,3 +111,58 @@ def test_parked_transaction_is_not_told(tmp_path: Path) -> None:
         assert world.memory.visible("orders") == [b"v"]
 
     world.run(story())
+
+
+def test_pending_message_that_a_compacted_journal_dropped_is_told_and_given_up(tmp_path: Path) -> None:
+    """Somebody compacts the journal for a while: whoever takes the queue over would know nothing of it, and nobody
+    would ever be asked about it; what is left goes on (S, A)."""
+    world = make_lost_log_world(tmp_path)
+
+    async def story() -> None:
+        async with world.running() as node:
+            lost, kept = [
+                await world.prepare(node, value, message_key=b"same", **_LONG) for value in (b"lost", b"kept")
+            ]
+            done = await world.prepare(node, b"done", message_key=b"other", **_LONG)
+            assert (await world.end(node, done)).state is TransactionState.COMMITTED
+            await world.memory.clock.sleep_ms(5_000)
+        journal = world.memory.cluster.log.topics[world.topics.half]
+        journal.alter({"cleanup.policy": "compact"})
+        journal.partitions[0].roll(world.memory.clock.now_ms())
+        clean(world.memory.cluster.log)
+        journal.alter({"cleanup.policy": "delete"})
+        async with world.running(is_awaited=False) as node:
+            await world.until(lambda: 0 in node.log.halts, "halted")
+            assert f"1 pending transactions have no half message in the journal any more: {lost.transaction_id}" in (
+                node.log.halts[0].detail
+            )
+            (loss,) = await world.give_up()
+            assert [u.transaction_id for u in loss.unproven] == [lost.transaction_id]
+            await world.until(lambda: node.is_ready and not node.log.halts, "ready")
+            assert (await world.end(node, kept)).state is TransactionState.COMMITTED
+            assert (await world.end(node, lost)).code is RefusalCode.GIVEN_UP
+        assert sorted(world.memory.visible("orders")) == [b"done", b"kept"]
+
+    world.run(story())
+
+
+def test_record_that_a_compacted_journal_dropped_before_it_was_read_is_counted(tmp_path: Path) -> None:
+    """Nobody knows what it was, but for whoever prepared it: that there was one is told (S)."""
+    world = make_lost_log_world(tmp_path)
+
+    async def story() -> None:
+        async with world.running(is_settling=False) as api:
+            for value in (b"lost", b"kept"):
+                await world.prepare(api, value, message_key=b"same", **_LONG)
+            journal = world.memory.cluster.log.topics[world.topics.half]
+            journal.alter({"cleanup.policy": "compact"})
+            journal.partitions[0].roll(world.memory.clock.now_ms())
+            clean(world.memory.cluster.log)
+            journal.alter({"cleanup.policy": "delete"})
+            async with world.running() as node:
+                assert node.settler is not None
+                status = node.settler.status
+                await world.until(lambda: status[0].counts.missing == 1, "told")
+                assert status[0].live == 1
+
+    world.run(story())

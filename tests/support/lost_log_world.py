@@ -26,6 +26,7 @@ from bridge.core.record import Resolution
 from bridge.core.topics import InternalTopics
 from bridge.giving_up import GivingUp, Loss
 from bridge.node import Backing, Node, NodeConfig, Roles
+from bridge.projector import RebuildVerdict
 from bridge.service.contract import EndCall, Outcome, PrepareCall, Prepared, Refused
 from bridge.sql.engine import InlineDatabase, open_new_database
 from bridge.store.memory.log import Topic
@@ -127,6 +128,10 @@ class LostLogWorld:
         giving_up = GivingUp(process.store, owners, process.admin, self.database, clock, self.topics)
         return await giving_up.act("operator")
 
+    async def rebuild(self) -> RebuildVerdict:
+        """An operator's `projection rebuild`."""
+        return await self._put_together("rebuilder").rebuild(lambda _: None)
+
     def lose(self, name: str) -> None:
         """Deletes a topic."""
         self.memory.cluster.log.delete_topic(name)
@@ -151,15 +156,18 @@ class LostLogWorld:
         await start_seals(process.store, self.database, self.topics, clock.now_ms())
 
     async def _start(self, name: str, stack: AsyncExitStack, roles: Roles) -> Node:
+        node = self._put_together(name)
+        stack.push_async_callback(node.stop)
+        await node.start(roles)
+        return node
+
+    def _put_together(self, name: str) -> Node:
         process, clock = self.memory.start_process(name), self.memory.clock
         backing = Backing(
             process.store, process.owners, process.admin, self.database, clock, lambda: MemoryCaller(clock),
             Random(self._lives),
         )  # fmt: skip
-        node = Node(backing, NodeConfig(name, self.topics))
-        stack.push_async_callback(node.stop)
-        await node.start(roles)
-        return node
+        return Node(backing, NodeConfig(name, self.topics))
 
 
 def make_lost_log_world(folder: Path, *, queues: int = 1) -> LostLogWorld:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from bridge import projector
 from bridge.core.errors import QueueHalted, StoreTimeout
 from bridge.core.message import Message
 from bridge.core.record import Act, ActRecord, Resolution, Source
 from bridge.core.transaction import TransactionState
+from bridge.log_watch import LogToReread
 from bridge.projector import PositionMoved, Projector, ProjectorConfig, RebuildProgress, rebuild
 from bridge.sql.bulk import insert_rows
 from bridge.sql.identity import record_identity
@@ -139,15 +139,15 @@ def test_rebuild_reads_up_to_what_was_projected_when_it_emptied_the_tables(
         async with world.settlers.settling():
             await world.settlers.prepare("a", of())
             await world.catch_up()
-            look = projector._check_reachable
+            look = LogToReread.check
 
-            async def look_and_go_on(*arguments: Any) -> None:
-                await look(*arguments)
+            async def look_and_go_on(log: LogToReread) -> None:
+                await look(log)
                 for name in map(str, range(20)):
                     await world.settlers.prepare(name, of(), queue_id=1)
                 await world.catch_up()
 
-            monkeypatch.setattr(projector, "_check_reachable", look_and_go_on)
+            monkeypatch.setattr(LogToReread, "check", look_and_go_on)
             verdict = await rebuild(world.projector, lambda _: None)
             assert (verdict.total.prepared, verdict.orphan_count) == (21, 0)
 

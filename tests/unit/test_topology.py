@@ -253,6 +253,14 @@ async def test_added_queues_are_found(world: TopologyWorld) -> None:
     assert str(fault).startswith(f"{TOPICS.half}: 4 queues, 3 are configured; journal and op topic must both have")
 
 
+async def test_queues_that_nobody_uses_are_no_fault(world: TopologyWorld) -> None:
+    """No partition can be taken away again: parked topic and audit's have one for the bridge, whatever is beside it."""
+    await world.migrate()
+    world.cluster.log.add_queues(TOPICS.parked, 3)
+    world.cluster.log.add_queues(TOPICS.audit, 2)
+    assert await world.guard().run_once() == []
+
+
 async def test_fault_can_be_overridden_by_name_but_not_the_ones_that_matter_most(world: TopologyWorld) -> None:
     """An operator may run with a small retention; nobody may run without the op topic (54)."""
     await world.migrate()

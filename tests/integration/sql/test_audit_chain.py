@@ -351,6 +351,19 @@ async def test_audit_that_was_emptied_while_no_process_looked_is_told(world: Cha
     assert "Kafka a head of 3" in heads.fault
 
 
+async def test_heads_that_were_deleted_with_the_records_of_their_topic_are_told(world: ChainWorld) -> None:
+    """The chain is whole, and says nothing of what was taken off its end: a later head proves the rest alone."""
+    await fill(world, 3, 3)
+    assert not (await world.verify()).has_lost_heads
+    partition = world.cluster.log.topics[TOPICS.audit].partitions[0]
+    partition.drop_below(partition.maximum)
+    for number in (4, 5):
+        verdict = await world.verify()
+        assert (verdict.has_lost_heads, verdict.flaws) == (True, 0)
+        await world.act(number)
+        await world.append_head()
+
+
 async def test_heads_of_two_processes_agree(world: ChainWorld) -> None:
     """Whoever comes first appends; the other one sees it and does not."""
     one, other = world.make_heads(), world.make_heads()
