@@ -103,7 +103,7 @@ def _run(spark: SparkSession, options: Options, tell: Tell) -> RunOutcome:
             "no record of the real topics names its transaction: the header is off, or everything is missing",
             "If transaction_id_header is false, find records by their receipts: --by-receipts.",
         )
-    window = window.with_times(look.times_of(window.half))
+    window = window.with_times(look.times())
     tell("landed; folding")
     scope = _make_scope(window, options, ledger, last)
     late = _fold(spark, scope, landed)

@@ -266,12 +266,15 @@ def _in_another_queue(story: TransactionHistory, _: Scope) -> Iterator[Found]:
 
 
 def _decided_but_unsettled(story: TransactionHistory, scope: Scope) -> Iterator[Found]:
-    """UNSETTLED."""
+    """UNSETTLED, UNPROVABLE."""
     if story.decided is None or any(op.code in FINAL for op in story.ops):
         return
     age_ms = scope.now_ms - story.decided.ms
     if age_ms > scope.graces.settle_ms:
         legs = (*_known(story.half, story.decided, story.last), *story.visible)
+        if not scope.is_op_provable(story.decided):
+            yield Found(FindingKind.UNPROVABLE, "its op message, if there was one, is no longer kept", legs)
+            return
         yield Found(FindingKind.UNSETTLED, f"decided {age_ms // 1_000} s ago{_tell_unsent(story, scope)}", legs)
 
 

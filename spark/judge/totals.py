@@ -141,9 +141,9 @@ class PartitionStats:
 
     rows: Mapping[QueuePlace, Row]
 
-    def times_of(self, topic: str) -> Mapping[int, tuple[int, int]]:
-        """The earliest timestamp in each partition of a topic, and that of its last record."""
-        return {place.part: (row.first_ms, row.last_ms) for place, row in self.rows.items() if place.topic == topic}
+    def times(self) -> Mapping[QueuePlace, tuple[int, int]]:
+        """The earliest timestamp in each partition, and that of its last record."""
+        return {place: (row.first_ms, row.last_ms) for place, row in self.rows.items()}
 
     def count_partitions(self, window: Window) -> list[dict[str, Any]]:
         """By partition: rows + holes = end - start. Holes are markers, aborted and compacted records."""

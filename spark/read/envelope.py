@@ -26,9 +26,10 @@ class OffsetRange:
     """What was read of a partition: from `start` to below `end`.
 
     `seen`: its end as noted before the journal's, so everything below it was caused by journal records that
-    were read. `first_ms`: timestamp of the first record, for journals. `is_whole`: nothing before `start` was
-    ever removed or left out. `is_compacted`: records may vanish one by one. `has_append_time`: the topic's own
-    clock overrules timestamps.
+    were read. `first_ms`: timestamp of the first record, for journal and op topic. `is_whole`: nothing before
+    `start` was ever removed or left out. `is_compacted`: records may vanish one by one. `has_append_time`: the
+    topic's own clock overrules timestamps. `epoch`: the leader's, by which a log that was cut below `end` is known
+    however far it has grown since; `start_epoch`: that of the window that ended where this one starts; -1: not noted.
     """
 
     start: int
@@ -38,6 +39,8 @@ class OffsetRange:
     is_whole: bool = True
     is_compacted: bool = False
     has_append_time: bool = False
+    epoch: int = -1
+    start_epoch: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,14 @@ class Scope:
     def journal_of(self, transaction_id: str) -> OffsetRange | None:
         """What was read of the journal queue that the id names."""
         return self.extents.get(QueuePlace(self.half_topic, queue_of(transaction_id)))
+
+    def is_op_provable(self, decided: "Event") -> bool:
+        """Whether the op message of a recorded resolution, had there been one, would have been read.
+
+        An owner writes each day: where nothing is left it was not retention that removed it.
+        """
+        own = self.extents.get(QueuePlace(self.op_topic, decided.part))
+        return own is None or own.is_whole or not own.first_ms or own.first_ms + self.graces.slack_ms <= decided.ms
 
     def is_provable(self, transaction_id: str) -> bool:
         """Whether the half message, had there been one, would have been read.

@@ -29,7 +29,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from bridge.core.topics import InternalTopics, is_reserved_topic
 from spark.errors import BadUsage, Indeterminate
 from spark.read.envelope import OffsetRange, QueuePlace
-from spark.read.window import ANEW, Window
+from spark.read.window import ANEW, CUT, Window
 
 _TIMEOUT_S = 10.0
 _ANSWER_S = _TIMEOUT_S + 5  # the client ends its requests itself; this is for a client that does not
@@ -100,7 +100,7 @@ def _reached(kafka: Mapping[str, Any]) -> Iterator[AdminClient]:
 def _take(admin: AdminClient, internal: InternalTopics, wanted: list[str], last: Window | None) -> Window:
     places = _find_places(admin, internal, wanted)
     topic_ids = _read_ids(admin, {place.topic for place in places})
-    since = {} if last is None else {place: extent.end for place, extent in last.extents.items()}
+    since = {} if last is None else last.extents
     if last is not None:
         _check_known(last, places, wanted, topic_ids)
     journal = [place for place in places if place.topic == internal.half]
@@ -116,22 +116,26 @@ def _take(admin: AdminClient, internal: InternalTopics, wanted: list[str], last:
         return _take(admin, internal, wanted, last)  # what was published meanwhile may know of more partitions
     extents = {}
     for place in places:
-        start = max(since.get(place, 0), starts[place])
-        if since.get(place, 0) > ends[place]:
-            raise _cut_off(place, ends[place], since[place], is_same=last is not None and place.topic in last.topic_ids)
-        if starts[place] > since.get(place, starts[place]):
+        first, (end, epoch), known = starts[place][0], ends[place], since.get(place)
+        if known is not None and known.end > end:
+            raise _cut_off(place, end, known.end, is_same=last is not None and place.topic in last.topic_ids)
+        if known is not None and first > known.end:
             raise BadUsage(
-                f"{place.topic}-{place.part} begins at {starts[place]}: records since the last window were removed",
+                f"{place.topic}-{place.part} begins at {first}: records since the last window were removed",
                 f"Run more often than the shortest retention. {ANEW}",
             )
+        start = first if known is None else known.end
         policy, clock = policies[place.topic]
         extents[place] = OffsetRange(
             start,
-            max(start, ends[place]),
-            seen.get(place, ends[place]),
-            is_whole=starts[place] == 0,
+            max(start, end),
+            seen.get(place, (end, epoch))[0],
+            is_whole=first == 0,
             is_compacted="compact" in policy,
             has_append_time=clock == "LogAppendTime",
+            # where nothing came nothing is read, so that it is not known yet whether the log was cut
+            epoch=known.epoch if known is not None and end <= start else epoch,
+            start_epoch=-1 if known is None else known.epoch,
         )
     return Window(internal.half, internal.op, internal.parked, taken_ms, extents, topic_ids)
 
@@ -182,7 +186,7 @@ def _cut_off(place: QueuePlace, end: int, read: int, *, is_same: bool) -> BadUsa
         return _made_anew(place.topic)
     return BadUsage(
         f"{place.topic}-{place.part} ends at {end}, the last run has read up to {read}: its newest records are lost",
-        f"Was a leader elected uncleanly, or a disk restored? {ANEW}",
+        CUT,
     )
 
 
@@ -199,13 +203,19 @@ def _portions(things: list[_Thing]) -> Iterator[list[_Thing]]:
     return (things[begin : begin + _PORTION] for begin in range(0, len(things), _PORTION))
 
 
-def _offsets(admin: AdminClient, places: list[QueuePlace], spec: Callable[[], OffsetSpec]) -> dict[QueuePlace, int]:
-    found: dict[QueuePlace, int] = {}
+def _offsets(
+    admin: AdminClient, places: list[QueuePlace], spec: Callable[[], OffsetSpec]
+) -> dict[QueuePlace, tuple[int, int]]:
+    """Offset, and the leader's epoch."""
+    found: dict[QueuePlace, tuple[int, int]] = {}
     for portion in _portions(places):
         asked = {TopicPartition(*place): spec() for place in portion}
         answers = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_TIMEOUT_S)
-        found |= {QueuePlace(at.topic, at.partition): one.result(_ANSWER_S).offset for at, one in answers.items()}
-    if silent := min([place for place, offset in found.items() if offset == OFFSET_INVALID], default=None):
+        for at, answer in answers.items():
+            told = answer.result(_ANSWER_S)
+            epoch = -1 if told.leader_epoch is None else told.leader_epoch
+            found[QueuePlace(at.topic, at.partition)] = told.offset, epoch
+    if silent := min([place for place, (offset, _) in found.items() if offset == OFFSET_INVALID], default=None):
         # what no broker answered in time comes back as a success
         reason = f"no answer to a question for the offsets of {silent.topic}-{silent.part}"
         raise KafkaException(KafkaError(KafkaError.REQUEST_TIMED_OUT, reason))

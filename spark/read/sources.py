@@ -20,7 +20,7 @@ from confluent_kafka import Message as Delivered
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import broadcast
 
-from spark.errors import Indeterminate
+from spark.errors import BadUsage, Indeterminate, ReconcileError
 from spark.read.decode import (
     SCHEMA,
     Decode,
@@ -34,7 +34,7 @@ from spark.read.decode import (
 )
 from spark.read.envelope import EVENT_SCHEMA
 from spark.read.formats import Headers
-from spark.read.window import Window
+from spark.read.window import CUT, Window
 
 _PACKAGE = Path(__file__).parents[1]
 _SHIPPED = "outbox-bridge-report.zip"
@@ -56,6 +56,7 @@ _CLIENT = {
     "queued.max.messages.kbytes": 8_192,  # what was fetched behind the range is thrown away
     "statistics.interval.ms": 1_000,  # tell how far it has come where nothing is committed
 }
+_TRUNCATED = "log truncation"  # the client's words for a log that was cut before the epoch, and the offset, of a range
 # Called as a method in a loop, it would not raise: Python then leaves out to ask whether there was an error, and what
 # is returned beside one crashes the worker.
 _ask_headers = methodcaller("headers")
@@ -75,7 +76,10 @@ class KafkaAccess:
 
 
 class _Range(NamedTuple):
-    """Offsets of one partition, what turns their records into the envelope, and where that is written."""
+    """Offsets of one partition, what turns their records into the envelope, and where that is written.
+
+    `epoch`: the leader's when all before `start` was read; -1: not known.
+    """
 
     topic: str
     part: int
@@ -83,13 +87,14 @@ class _Range(NamedTuple):
     end: int
     decode: Decode
     file: Path
+    epoch: int = -1
 
 
 def land_kafka(spark: SparkSession, window: Window, kafka: KafkaAccess, folder: Path) -> None:
     """Writes the envelope of a window as Parquet, a file for each range; those that are there are kept.
 
     A filter in each file tells which transactions it has nothing of. The topics are those of the window, before and
-    after they are read: their offsets mean nothing in others. Raises Indeterminate.
+    after they are read: their offsets mean nothing in others. Raises BadUsage, Indeterminate.
     """
     from spark.read.offsets import check_topics  # noqa: PLC0415 - workers import this module, and have no bridge
 
@@ -101,9 +106,9 @@ def land_kafka(spark: SparkSession, window: Window, kafka: KafkaAccess, folder: 
         check_topics(options, window)
         _ship(spark)
         work = spark.sparkContext.parallelize(ranges, len(ranges))
-        reasons = [reason for reason in work.map(lambda one: _land(one, options)).collect() if reason]
-        if reasons:
-            raise Indeterminate(reasons[0], "What was read is not judged; run it again.")
+        errors = [error for error in work.map(lambda one: _land(one, options)).collect() if error is not None]
+        if errors:
+            raise errors[0]
         check_topics(options, window)
     names = {one.file.name for one in planned}
     for path in folder.glob("*.parquet*"):  # of tasks that were killed, or are not wanted any more
@@ -163,7 +168,8 @@ def _cut(window: Window, kafka: KafkaAccess, folder: Path) -> Iterator[_Range]:
             end = min(start + _TASK_OFFSETS, extent.end)
             # what is still written by the tasks of a killed landing has another name
             file = folder / f"{window.taken_ms}-{next(numbers):06d}.parquet"
-            yield _Range(topic, part, start, end, internal.get(topic, real), file)
+            epoch = extent.start_epoch if start == extent.start else -1
+            yield _Range(topic, part, start, end, internal.get(topic, real), file, epoch)
 
 
 def _ship(spark: SparkSession) -> None:
@@ -178,13 +184,18 @@ def _ship(spark: SparkSession) -> None:
     context.addPyFile(str(path))
 
 
-def _land(wanted: _Range, options: Mapping[str, Any]) -> str:
+def _land(wanted: _Range, options: Mapping[str, Any]) -> ReconcileError | None:
     """Runs in a worker. What went wrong with Kafka, if anything did."""
     try:
         _write(_read(wanted, options), wanted.file)
     except (Indeterminate, KafkaException) as error:
-        return f"{wanted.topic}-{wanted.part} cannot be read from {wanted.start} to {wanted.end}: {error}"
-    return ""
+        place = f"{wanted.topic}-{wanted.part}"
+        if _TRUNCATED in str(error):
+            what = f"{place} was cut before {wanted.start}, where the last run has read up to, and has grown since"
+            return BadUsage(f"{what}: records that were read are lost", CUT)
+        reason = f"{place} cannot be read from {wanted.start} to {wanted.end}: {error}"
+        return Indeterminate(reason, "What was read is not judged; run it again.")
+    return None
 
 
 def _read(wanted: _Range, options: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
@@ -193,7 +204,7 @@ def _read(wanted: _Range, options: Mapping[str, Any]) -> Iterator[pa.RecordBatch
     consumer = Consumer({**options, **_CLIENT, "stats_cb": signs.hear_statistics, "error_cb": signs.hear_error})
     gc.disable()  # looking for cycles among so many records takes longer than reading them
     try:
-        consumer.assign([TopicPartition(wanted.topic, wanted.part, wanted.start)])
+        consumer.assign([TopicPartition(wanted.topic, wanted.part, wanted.start, leader_epoch=wanted.epoch)])
         for batch in _read_batches(consumer, wanted, signs):
             columns = zip(*batch, strict=True)
             yield make_batch(wanted.decode, Records(wanted.topic, wanted.part, *columns))

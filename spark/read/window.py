@@ -14,7 +14,7 @@ from spark.read.envelope import GroupTimes, OffsetRange, QueuePlace, Scope, Tole
 
 _VERSION = 1
 ANEW = "Begin anew: run once without --since-last, or land into a new folder."
-
+CUT = f"Was a leader elected uncleanly, or a disk restored? {ANEW}"
 
 WINDOW_FILE = "window.json"
 
@@ -47,19 +47,21 @@ class Window:
         """The extents of these topics."""
         return {place: extent for place, extent in sorted(self.extents.items()) if place.topic in topics}
 
-    def with_times(self, times: Mapping[int, tuple[int, int]]) -> "Window":
-        """The same, knowing the timestamps of the first and the last record read of each journal queue.
+    def with_times(self, times: Mapping[QueuePlace, tuple[int, int]]) -> "Window":
+        """The same, knowing the timestamps of the first and the last record read of each queue of journal and op topic.
 
         What was appended before the ends were noted cannot be younger than that: so a clock that is behind is seen.
         """
-        known = {QueuePlace(self.half, queue): both for queue, both in times.items()}
-        appended = [last for place, (_, last) in known.items() if self.extents[place].has_append_time]
+        known = {place: both for place, both in times.items() if place.topic in {self.half, self.op}}
+        journal = [(self.extents[place], last) for place, (_, last) in known.items() if place.topic == self.half]
+        appended = [last for extent, last in journal if extent.has_append_time]
         extents = {p: replace(e, first_ms=known[p][0] if p in known else e.first_ms) for p, e in self.extents.items()}
         return replace(self, taken_ms=max([self.taken_ms, *appended]), extents=extents)
 
     def make_origins(self) -> dict[QueuePlace, OffsetRange]:
         """Its extents for runs that go on from here: of a queue that held nothing, all is read that comes later."""
-        return {place: replace(one, first_ms=one.first_ms or self.taken_ms) for place, one in self.extents.items()}
+        begun = {place: self.taken_ms if place.topic == self.half else 0 for place in self.extents}
+        return {place: replace(one, first_ms=one.first_ms or begun[place]) for place, one in self.extents.items()}
 
     def make_scope(self, groups: Mapping[str, GroupTimes], graces: Tolerances) -> Scope:
         """What the window can prove, with the rules of these producer groups."""

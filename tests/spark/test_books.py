@@ -163,7 +163,7 @@ def test_ages_are_counted_from_kafkas_time_where_the_clock_is_behind_it(spark: S
     """Else nothing is late for as long as this machine's clock is slow. The last record of a queue tells, not its
     newest: a broker's clock may have been ahead once. Timestamps that producers make tell nothing."""
     show_views(spark, [half(ms=NOW_MS + 9_000), commit(ms=NOW_MS), op("COMMITTED", ms=NOW_MS + 5_000)])
-    times = totals.look_at(spark).times_of(HALF)
+    times = totals.look_at(spark).times()
     slow, fast = replace(WINDOW, taken_ms=NOW_MS - 86_400_000), replace(WINDOW, taken_ms=NOW_MS + 86_400_000)
     assert slow.with_times(times).taken_ms == slow.taken_ms
     place = QueuePlace(HALF, 0)

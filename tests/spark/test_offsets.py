@@ -1,6 +1,7 @@
 """What may change in Kafka between two runs, and what cannot be read on from: told, never passed over."""
 
 import secrets
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -9,14 +10,17 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from pyspark.sql import SparkSession
 
 from bridge.core.topics import InternalTopics, with_prefix
 from spark.errors import BadUsage, Indeterminate
 from spark.read import offsets
 from spark.read.envelope import QueuePlace
 from spark.read.offsets import take_window
+from spark.read.sources import KafkaAccess, land_kafka
 from spark.read.window import Window
 from tests.support.bridge_process import create_topics, wait_until
+from tests.support.broker import BrokerFactory
 from tests.support.kafka_cluster import KafkaCluster, running_cluster
 
 LIST_OFFSETS = 2
@@ -106,6 +110,32 @@ def test_topic_that_has_lost_its_newest_records_is_not_called_another(cluster: C
     last = replace(cluster.last, extents={**cluster.last.extents, place: read})
     with pytest.raises(BadUsage, match="ends at 5, the last run has read up to 9: its newest records are lost"):
         cluster.take(last=last)
+
+
+def test_log_that_was_cut_and_has_grown_since_is_not_read_on(
+    spark: SparkSession, broker_factory: BrokerFactory, tmp_path: Path
+) -> None:
+    """What was read and judged before is gone, and in no later window; however far the log has grown, and if nothing
+    came at first. A broker that was only started again has lost nothing."""
+    broker = broker_factory()
+    cluster, kept = Cluster(broker.bootstrap), tmp_path / "kept"
+    log = broker.output_file.parent / "log" / f"{cluster.orders}-0"
+    broker.stop()
+    shutil.copytree(log, kept)
+    broker.start()
+    cluster.put(4)
+    last = cluster.take(last=cluster.last)
+    land_kafka(spark, last, KafkaAccess(cluster.options), tmp_path / "restarted")
+    broker.stop()
+    shutil.rmtree(log)
+    kept.rename(log)
+    broker.start()
+    cluster.put(4)
+    quiet = cluster.take(last=last)
+    land_kafka(spark, quiet, KafkaAccess(cluster.options), tmp_path / "quiet")
+    cluster.put(8)
+    with pytest.raises(BadUsage, match=f"{cluster.orders}-0 was cut before 9, where the last run has read up to"):
+        land_kafka(spark, cluster.take(last=quiet), KafkaAccess(cluster.options), tmp_path / "cut")
 
 
 def test_window_is_the_same_however_much_is_asked_for_at_once(

@@ -15,6 +15,7 @@ from tests.support.envelope_rows import (
     HALF_MS,
     HOUR_MS,
     NOW_MS,
+    OP,
     PARKED,
     SCOPE,
     TX,
@@ -71,12 +72,22 @@ def test_every_kind_of_one_transaction_is_tried() -> None:
         pytest.param(
             [op("ROLLED_BACK")], HALF, {"start": 11, "is_whole": False, "first_ms": HALF_MS}, id="half message"
         ),
+        pytest.param(
+            [half(), commit(), record()], OP, {"start": 31, "is_whole": False, "first_ms": END_MS}, id="op message"
+        ),
     ],
 )
 def test_removed_proof_is_said_to_be_removed(events: list[Event], topic: str, members: dict[str, int]) -> None:
     """Neither right nor wrong: UNPROVABLE. With the whole log the same is a finding."""
     assert kinds(events, with_extent(SCOPE, topic, **members)) == ["UNPROVABLE"]
     assert kinds(events) not in ([], ["UNPROVABLE"])
+
+
+def test_resolution_younger_than_the_op_topic_must_have_its_op_message() -> None:
+    """The topic's beginning is gone, but what followed this one would be left; as would something, each day."""
+    for first_ms in (0, END_MS - 5_000):
+        scope = with_extent(SCOPE, OP, start=31, is_whole=False, first_ms=first_ms)
+        assert kinds([half(), commit(), record()], scope) == ["UNSETTLED"]
 
 
 def test_id_with_a_later_time_must_have_its_half_message() -> None:
