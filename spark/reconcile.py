@@ -43,6 +43,7 @@ from spark.session import BRIEF_OFFSETS, running_session
 
 Tell = Callable[[str], None]
 _INTERRUPTED = 130  # as shells show it
+_COMPACTION_LAG_MS = 86_400_000  # of the op topic, at least
 _BY_RECEIPTS = " Records were found by their receipts, so duplicates and phantoms cannot be seen."
 
 _LEG = pa.struct([("leg", pa.string()), ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())])
@@ -194,8 +195,19 @@ def _choose_window(options: Options, ledger: RunIndex, last: Run | None) -> tupl
         window, units = _find_window(options, since)
         if known is not None:
             check_goes_on(known, window)
+        if options.landed is None:
+            _check_uncompacted(window)
         return window, units
     return take_window(options.kafka, options.internal, options.topics, known), []
+
+
+def _check_uncompacted(window: Window) -> None:
+    """Raises BadUsage where op messages may have been compacted away for later ones, behind the end."""
+    if time.time_ns() // 1_000_000 - window.taken_ms > _COMPACTION_LAG_MS:
+        raise BadUsage(
+            "the window was noted more than a day ago: compaction may have removed op messages of it since",
+            "Read what its run has landed: --landed with the folder of that run.",
+        )
 
 
 def _find_window(options: Options, since: Mapping[QueuePlace, int]) -> tuple[Window, Sequence[Path]]:

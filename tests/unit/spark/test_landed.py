@@ -2,6 +2,8 @@
 
 import shutil
 import tempfile
+import time
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -10,9 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bridge.core.topics import with_prefix
 from bridge.core.transaction import make_transaction_id, make_uuid7_bits
 from spark import reconcile
 from spark.errors import BadUsage, Indeterminate
+from spark.options import Options
 from spark.read.envelope import OffsetRange, QueuePlace
 from spark.read.events import IngestedEvents, _folders_since_birth
 from spark.read.window import Window, complete_units, encode_window, find_landed
@@ -140,6 +144,20 @@ def test_offsets_mean_nothing_in_a_topic_made_anew(
     arguments = ["--out", "out", "--kafka", "127.0.0.1:1", *options, *(["--since-last"] if known else [])]
     assert reconcile.main(arguments) == BadUsage.exit_code
     assert reason in capsys.readouterr().err
+
+
+def test_window_is_read_again_until_op_messages_may_be_compacted(tmp_path: Path) -> None:
+    """One that a later one of its transaction has replaced, behind the window's end, would be missed; but not where it
+    was landed."""
+    for hours, is_refused in ((23, False), (25, True)):
+        taken = replace(window((0, 0), (9, 9)), taken_ms=time.time_ns() // 1_000_000 - hours * _HOUR_MS)
+        (tmp_path / "events").mkdir(exist_ok=True)
+        (tmp_path / "window.json").write_text(encode_window(taken))
+        direct = Options(tmp_path / "out", with_prefix(""), {}, window=tmp_path / "window.json")
+        with pytest.raises(BadUsage, match="more than a day ago") if is_refused else nullcontext():
+            assert reconcile._choose_window(direct, RunIndex(direct.out, []), None) == (taken, [])
+        landed = replace(direct, landed=tmp_path)
+        assert reconcile._choose_window(landed, RunIndex(direct.out, []), None) == (taken, [tmp_path])
 
 
 @pytest.mark.parametrize(
