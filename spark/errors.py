@@ -31,6 +31,13 @@ class Indeterminate(ReconcileError):
     """Nothing can be said about the window now."""
 
 
+def was_interrupted(error: BaseException | None) -> bool:
+    """Whether it came on the way out of a Ctrl-C: PySpark then still asks Java, on a connection that is closed."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
+
+
 def explain(error: Exception) -> str:
     """The innermost reason of an error of Spark's, or of Python in a worker, in one line."""
     text = str(error)

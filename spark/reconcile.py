@@ -17,7 +17,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from spark.errors import BadUsage, Indeterminate, ReconcileError, explain
+from spark.errors import BadUsage, Indeterminate, ReconcileError, explain, was_interrupted
 from spark.judge import totals
 from spark.judge.findings import CLEARED, FINDINGS_FILE, Finding, compare, decide_exit, decode_findings
 from spark.judge.fold import fold_sql
@@ -73,10 +73,12 @@ def reconcile(spark: SparkSession, options: Options, tell: Tell) -> RunOutcome:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """What Spark, Java and the disk raise, as Indeterminate with one line."""
+    """What Spark, Java and the disk raise, as Indeterminate with one line; Ctrl-C stays what it is."""
     try:
         yield
     except (PySparkException, Py4JError) as error:
+        if was_interrupted(error):
+            raise KeyboardInterrupt from error
         raise Indeterminate(explain(error), "What was read is not judged; run it again.") from error
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""

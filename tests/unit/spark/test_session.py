@@ -3,10 +3,12 @@
 import subprocess
 
 import pytest
+from py4j.protocol import Py4JNetworkError
 
 from bridge.broker.ports import find_java
 from spark.errors import BadUsage, explain
 from spark.options import parse_options
+from spark.reconcile import explained
 from spark.session import java_flags
 
 
@@ -52,3 +54,17 @@ def test_topics_that_name_none_are_not_all_of_them(given: str) -> None:
     """As of a variable that nobody has set."""
     with pytest.raises(BadUsage, match="names no topic"):
         parse_options(["--out", "o", "--kafka", "k:1", "--topics", given])
+
+
+def interrupt() -> None:
+    """As PySpark's `collect` ends."""
+    try:
+        raise KeyboardInterrupt
+    finally:
+        raise Py4JNetworkError("Answer from Java side is empty")
+
+
+def test_ctrl_c_is_no_error_of_java() -> None:
+    """PySpark, on its way out, asks Java on the connection that was closed: exit code 3 says that another try helps."""
+    with pytest.raises(KeyboardInterrupt), explained():
+        interrupt()
