@@ -441,10 +441,7 @@ def _show_verdict(verdict: "AuditVerdict", output: Output) -> None:
         counts = {
             name: getattr(verdict, name) for name in ("entries", "proven", "adopted", "unlinked", "heads", "accepted")
         }
-        more = {
-            "unproven": verdict.unproven, "foreign_records": verdict.foreign, "finding_count": verdict.flaws,
-            "heads_lost": verdict.has_lost_heads,
-        }  # fmt: skip
+        more = {"unproven": verdict.unproven, "foreign_records": verdict.foreign, "finding_count": verdict.flaws}
         show_document(encode({**counts, **more, "findings": findings}), output)
         return
     if findings:
@@ -453,10 +450,6 @@ def _show_verdict(verdict: "AuditVerdict", output: Output) -> None:
     if verdict.unproven:
         say(f"the last {verdict.unproven} are newer than the newest head: nothing is wrong with them, but only their "
             "keys prove it, and one that was removed would not be missed")  # fmt: skip
-    if verdict.has_lost_heads:
-        say("heads that were in the topic are gone, or there never was one: entries that somebody took off the end of "
-            "the audit before would not be missed; compare it with a backup, or with the topic of acts ([audit] topic)",
-            "yellow")  # fmt: skip
     if verdict.adopted:
         say(f"{verdict.adopted} were written without a link, by an older version: they are proven from their adoption")
     if verdict.accepted:

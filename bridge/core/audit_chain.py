@@ -114,6 +114,7 @@ class Flaw(StrEnum):
     REWRITTEN = "rewritten"
     UNKNOWN_KEY = "unknown-key"
     OUTSIDE = "outside"
+    HEADS_REMOVED = "heads-removed"
 
 
 class ChainFinding(NamedTuple):
@@ -196,6 +197,11 @@ class ChainJudge:
                 )
                 self._tell(Flaw.REWRITTEN, first, None, detail)
             break
+
+    def miss_heads(self, count: int) -> None:
+        """So many records of their topic were removed: whatever they proved may have been cut off."""
+        detail = f"the first {count} records of the heads' topic were removed: entries that they proved may be gone"
+        self._tell(Flaw.HEADS_REMOVED, self.last.number + 1, None, detail)
 
     def _tell(self, flaw: Flaw, number: int, audit_id: int | None, detail: str) -> None:
         self.flaws += 1

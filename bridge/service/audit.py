@@ -65,12 +65,6 @@ class AuditVerdict:
     foreign: int
     flaws: int
     findings: list[ChainFinding]
-    topic_begins: int = 0
-
-    @property
-    def has_lost_heads(self) -> bool:
-        """Whether the topic was emptied, or is another one: what was cut off the chain before would not be missed."""
-        return self.topic_begins > 0 or (self.entries > 0 and not self.heads)
 
     @property
     def unproven(self) -> int:
@@ -83,8 +77,7 @@ class HeadTopic:
 
     def __init__(self, store: MessageStore, topics: InternalTopics, keyring: Keyring) -> None:
         self.queue = MessageQueue(topics.audit, 0)
-        self.foreign = 0
-        self.begins = 0
+        self.foreign = self.removed = 0
         self._store = store
         self._keyring = keyring
         self._next = 0
@@ -97,7 +90,7 @@ class HeadTopic:
         between would count no more.
         """
         offsets = await self._store.get_offsets(self.queue)
-        self.begins = offsets.minimum
+        self.removed = offsets.minimum
         if self._next > offsets.maximum:
             self._accepted.clear()
         self._next = offsets.minimum if self._next > offsets.maximum else max(self._next, offsets.minimum)
@@ -142,6 +135,8 @@ async def verify_audit(
             judge.look(link, row)
     macs = await database.read(partial(read_macs, numbers=[head.number for head in heads]))
     judge.compare([(head, macs.get(head.number)) for head in heads])
+    if topic.removed and not accepted:  # heads before such a word count no more
+        judge.miss_heads(topic.removed)
     unlinked = end_id = 0
     while True:
         count, reached_id, last_id = await database.read(partial(find_unlinked, after_id=end_id))
@@ -150,7 +145,7 @@ async def verify_audit(
             break
     return AuditVerdict(
         judge.entries, judge.proven, judge.adopted, unlinked, len(heads), accepted, topic.foreign, judge.flaws,
-        judge.findings[:SHOWN], topic.begins,
+        judge.findings[:SHOWN],
     )  # fmt: skip
 
 
