@@ -154,26 +154,30 @@ KEPT_SQL = f"""SELECT tx, NOT is_plain AS is_suspect, is_open FROM
 see again: whatever is not final, or not wholly readable yet."""
 
 
-MISPLACED_SQL = f"""WITH aside AS (
-  SELECT tx, topic, events.topic_id, part, off, spread, parts, ended_ms,
-    IF(taken_ms + {_WHILE_MS} < ended_ms, earlier, 1) AS before FROM events
-  JOIN counted USING (topic) JOIN transactions USING (tx)
-  WHERE leg = {_V} AND part <> spread % parts AND transactions.asked = 0),
+ASIDE_SQL = f"""SELECT tx, topic, topic_id, part, off, spread, parts, earlier, taken_ms FROM events
+JOIN counted USING (topic) WHERE leg = {_V} AND part <> spread % parts"""
+"""Visible records in another partition than that of their key by the present number of partitions: nearly always none.
+
+`counted`: `topic`, its `parts` now, `earlier` and `taken_ms` of the last window.
+"""
+
+MISPLACED_SQL = f"""WITH dated AS (
+  SELECT aside.*, ended_ms, IF(taken_ms + {_WHILE_MS} < ended_ms, earlier, 1) AS before FROM aside
+  JOIN transactions USING (tx) WHERE transactions.asked = 0),
 grown AS (
   SELECT topic_id, record_part + 1 AS known, MIN(settled_ms) AS known_ms FROM transactions
   WHERE is_plain AND topic_id IS NOT NULL AND record_part IS NOT NULL GROUP BY topic_id, record_part),
 bounded AS (
-  SELECT tx, topic, part, off, spread, parts, GREATEST(before, COALESCE(MAX(known), 1)) AS least FROM aside
-  LEFT JOIN grown ON grown.topic_id = aside.topic_id AND known_ms + {_WHILE_MS} < ended_ms
+  SELECT tx, topic, part, off, spread, parts, GREATEST(before, COALESCE(MAX(known), 1)) AS least FROM dated
+  LEFT JOIN grown ON grown.topic_id = dated.topic_id AND known_ms + {_WHILE_MS} < ended_ms
   GROUP BY tx, topic, part, off, spread, parts, before)
 SELECT tx, topic, part, off, spread % parts AS own_part, parts FROM bounded
 WHERE tx IN (SELECT tx FROM told_before) OR NOT exists(sequence(LEAST(least, parts), parts), n -> spread % n = part)"""
 """Visible records whose key belongs to another partition, by each number of partitions that the topic may have had when
 they were published: no less than was known a while before their commit was recorded, no more than now.
 
-`counted`: `topic`, its `parts` now, `earlier` and `taken_ms` of the last window; `told_before`: `tx` of what stands
-since then, whose proof may be gone. A record in a partition proves that it is there. Where a partition or a time was
-asked for nothing is compared.
+`aside`: the rows of `ASIDE_SQL`; `told_before`: `tx` of what stands since the last run, whose proof may be gone. A
+record in a partition proves that it is there. Where a partition or a time was asked for nothing is compared.
 """
 
 

@@ -12,12 +12,15 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import Row as SparkRow
+from pyspark.sql.functions import broadcast
 
 from spark.errors import Indeterminate
 from spark.judge.findings import CLEARED, Finding, propose_repair, report, report_unreadable
 from spark.judge.fold import (
+    ASIDE_SQL,
     CHAINED_SQL,
     KEPT_SQL,
     MISPLACED_SQL,
@@ -43,7 +46,7 @@ from spark.read.envelope import (
     paired_sql,
     shuffled_sql,
 )
-from spark.read.events import EVENTS, TRANSACTIONS, events_of, join_ids, select_of, small
+from spark.read.events import EVENTS, TRANSACTIONS, events_of, join_ids, make_ids, select_of, small
 from spark.read.sources import read_landed
 from spark.read.table_list import BARRED, JdbcLink, Table
 from spark.read.window import Window
@@ -51,7 +54,6 @@ from spark.read.window import Window
 # --- from the fold's rows to findings: what is not plainly right is replayed event by event ---
 
 _LINKED = "linked"
-_COUNTED = "topic STRING, parts INT, earlier INT, taken_ms BIGINT"
 _PLACE = ["topic", "part", "off"]
 
 # of the places that op messages name, who has named them, and since when; `is_disputed`: by several transactions
@@ -224,10 +226,19 @@ def find_misplaced(spark: SparkSession, scope: Scope, last: Window | None, befor
     earlier = Counter(place.topic for place in ({} if last is None else last.extents))
     taken_ms = 0 if last is None else last.taken_ms
     parts = Counter(place.topic for place in scope.extents)
-    counted = [(topic, count, earlier[topic] or 1, taken_ms) for topic, count in parts.items()]
-    spark.createDataFrame(counted, _COUNTED).createOrReplaceTempView("counted")
-    known = [(one.transaction_id,) for one in before if one.kind == FindingKind.WRONG_PLACE and one.state != CLEARED]
-    spark.createDataFrame(known, "tx STRING").createOrReplaceTempView("told_before")
+    counted = [
+        {"topic": topic, "parts": count, "earlier": earlier[topic] or 1, "taken_ms": taken_ms}
+        for topic, count in parts.items()
+    ]
+    # a list of rows has no size that Spark knows: all records would go through a shuffle
+    broadcast(spark.createDataFrame(pa.Table.from_pylist(counted))).createOrReplaceTempView("counted")
+    aside = spark.sql(ASIDE_SQL).persist()
+    count = aside.count()
+    if not count:
+        return []
+    small(aside, count).createOrReplaceTempView("aside")
+    known = [one.transaction_id for one in before if one.kind == FindingKind.WRONG_PLACE and one.state != CLEARED]
+    make_ids(spark, known).createOrReplaceTempView("told_before")
     rows = {(row.tx, row.topic, row.part, row.off): row for row in spark.sql(MISPLACED_SQL).collect()}
     findings: dict[str, Finding] = {}
     told = events_of(spark, sorted({row.tx for row in rows.values()})).sort(*EVENT_ORDER) if rows else None
