@@ -3,6 +3,8 @@
 spark-submit "$(outbox-bridge report job)" --kafka broker:9092 --out /reports
 """
 
+import errno
+import os
 import sys
 import time
 import traceback
@@ -79,12 +81,16 @@ def explained() -> Iterator[None]:
     except (PySparkException, Py4JError) as error:
         if was_interrupted(error):
             raise KeyboardInterrupt from error
-        raise Indeterminate(explain(error), "What was read is not judged; run it again.") from error
+        raise _not_judged(explain(error)) from error
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
-        raise Indeterminate(
-            f"{place}{error.strerror or error}", "What was read is not judged; run it again."
-        ) from error
+        raise _not_judged(f"{place}{error.strerror or error}") from error
+
+
+def _not_judged(reason: str) -> Indeterminate:
+    is_full = os.strerror(errno.ENOSPC) in reason
+    room = "Make room in --out, and in the folder of SPARK_LOCAL_DIRS, else /tmp. " if is_full else ""
+    return Indeterminate(reason, f"{room}What was read is not judged; run it again.")
 
 
 def _run(spark: SparkSession, options: Options, tell: Tell) -> RunOutcome:

@@ -1,12 +1,14 @@
 """Spark's session, without Spark."""
 
+import errno
+import os
 import subprocess
 
 import pytest
 from py4j.protocol import Py4JNetworkError
 
 from bridge.broker.ports import find_java
-from spark.errors import BadUsage, explain
+from spark.errors import BadUsage, Indeterminate, explain
 from spark.options import parse_options
 from spark.reconcile import explained
 from spark.session import java_flags
@@ -68,3 +70,11 @@ def test_ctrl_c_is_no_error_of_java() -> None:
     """PySpark, on its way out, asks Java on the connection that was closed: exit code 3 says that another try helps."""
     with pytest.raises(KeyboardInterrupt), explained():
         interrupt()
+
+
+@pytest.mark.parametrize(("number", "is_told"), [(errno.ENOSPC, True), (errno.EIO, False)])
+def test_full_disk_is_one_of_two(number: int, is_told: bool) -> None:
+    """Spark spills into a folder of its own, which its error does not name."""
+    with pytest.raises(Indeterminate) as raised, explained():
+        raise OSError(number, os.strerror(number))
+    assert ("SPARK_LOCAL_DIRS" in raised.value.remedy) is is_told
