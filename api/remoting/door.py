@@ -3,39 +3,35 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 import structlog
+from msgspec import Struct
+from msgspec.structs import replace
 
-from api.remoting.frame import RemotingCommand
+from api.remoting.frame import RemotingCommand, encode_stored
 from api.remoting.gathering import FirstTries, Gatherer, RecentUniqueKeys
 from api.remoting.groups import ConnectedGroups, Member, RemotingCallers, reply
 from api.remoting.message import (
     INNER_GROUP,
-    TRACE_TOPIC,
-    EndRequest,
     KeyRule,
-    OffsetMessageId,
     RequestCode,
     ResponseCode,
     SendRequest,
     UnreadableMessage,
-    count_held_bytes,
-    make_message_id,
-    make_prepare,
     make_route,
-    parse_end,
-    parse_send,
+    read_end,
     read_heartbeat,
+    read_send,
+    write_place,
 )
 from api.web.limits import ByteBudget, Quotas, Usage
 from api.web.problems import PROBLEMS
 from bridge.clock import Clock
 from bridge.core.check_rules import CheckCalls, CheckMode, GroupSettings, is_group_name
 from bridge.core.grants import Rights, Verb
-from bridge.core.record import Source
-from bridge.core.transaction import TransactionView, is_transaction_id
+from bridge.core.transaction import TransactionView
 from bridge.service.access import Caller
 from bridge.service.contract import Accepted, EndCall, Outcome, PrepareCall, Prepared, RefusalCode, Refused, Wait
 from bridge.service.transactions import TransactionService
@@ -105,26 +101,24 @@ class Requester(Member, Protocol):
     tries: FirstTries
 
 
-class _Send(NamedTuple):
-    """One that waits for its answer."""
+class _Send(Struct, gc=False):
+    """One that waits for its answer. `first_try_ms` None: it is looked up."""
 
     call: PrepareCall
     rights: Rights
     first_try_ms: int | None
     peer: Requester
-    request: RemotingCommand
-    send: SendRequest
+    sent: SendRequest
     usage: Usage | None
-    held_bytes: int
 
 
-class _End(NamedTuple):
-    """`asked`: by a client that waits; the first answer is told. `until_ms`: when it is given up."""
+class _End(Struct, gc=False):
+    """`asked`: by a client that waits; the first answer is told. `until_ms`: when one that may be lost is given up."""
 
     call: EndCall
     rights: Rights
-    until_ms: int
     asked: tuple[Requester, RemotingCommand] | None
+    until_ms: int = 0
 
 
 @dataclass(slots=True)
@@ -147,8 +141,7 @@ class Door:
     def __init__(self, parts: DoorParts, config: DoorConfig) -> None:
         self._parts = parts
         self._config = config
-        host, _, port = config.advertised.rpartition(":")
-        self._place = host, int(port)
+        self._place = write_place(config.advertised)
         self._route = make_route(config.advertised)
         self._prepares: Gatherer[_Send, PrepareAnswer] = Gatherer(self._ask_prepares, self._give_sent, _fail)
         # apart, since what is said of a list holds for each of its calls
@@ -240,35 +233,34 @@ class Door:
             peer.groups.add(group)
 
     def _send(self, peer: Requester, request: RemotingCommand) -> None:
-        refused = self._refuse_send(request)
-        if refused is not None:
+        if (self.is_draining or self._sends >= self._config.max_sends) and (refused := self._refuse_send(request)):
             reply(peer, request, refused)
             return
         try:
-            send = parse_send(request, self._config.max_message_bytes)
-            if send.topic == TRACE_TOPIC:
-                reply(peer, request, self._show_sent(request, send, "", 0))
-                return
-            call = make_prepare(send, self._config.rule)
+            sent = read_send(request, self._config.rule, self._config.max_message_bytes)
         except UnreadableMessage as error:
             self.totals.refused += 1
             reply(peer, request, request.answer(ResponseCode.MESSAGE_ILLEGAL, str(error), {}))
             return
-        if send.is_transactional:
-            self._join(peer, send.group)
-        held = count_held_bytes(request, send)
-        usage = self._parts.quotas.find(peer.caller.name) if peer.caller.key_id is not None else None
+        call, held, caller = sent.call, sent.held_bytes, peer.caller
+        if call is None:
+            reply(peer, request, self._show_sent(sent, "", 0))
+            return
+        if not call.is_published and call.group not in peer.groups:
+            self._join(peer, call.group)
+        usage = self._parts.quotas.find(caller.name) if caller.key_id is not None else None
         if (busy := self._find_busy(usage, held)) is not None:
             self.totals.refused += 1
             reply(peer, request, request.answer(ResponseCode.SYSTEM_BUSY, busy))
             return
         if usage is not None:
-            usage.charge_bytes(max(len(request.body), sum([len(message.body) for message in send.messages])))
+            stored = sum([len(message.value or b"") for message in call.messages])
+            usage.charge_bytes(max(len(request.body), stored))
         self._sends += 1
         self._config.budget.used += held
         self.totals.sends += 1
-        first_ms = self._find_first_try(peer, send, call)
-        asked = _Send(call, peer.caller.rights, first_ms, peer, request, send, usage, held)
+        first_ms = self._find_first_try(peer, sent.born_ms, call)
+        asked = _Send(call, caller.rights, first_ms, peer, sent, usage)
         if first_ms is None:
             self._prepares.add(asked)
         else:
@@ -283,21 +275,24 @@ class Door:
             return None
         return f"rate-limited: {problem.detail}; nothing was applied; again in {problem.retry_after_s} s"
 
-    def _give_first(self, asked: _Send, answer: PrepareAnswer) -> None:
+    def _give_first(self, asked: Sequence[_Send], answers: Sequence[PrepareAnswer]) -> None:
         """That it is stored is an answer as long as no check can have ended it; later, a look-up answers."""
-        age_ms = self._parts.transactions.kafka_time_ms() - (asked.first_try_ms or 0)
-        if isinstance(answer, Prepared) and age_ms > _ANSWER_MS:
-            self._prepares.add(asked._replace(first_try_ms=None))
-        else:
-            self._give_sent(asked, answer)
+        if self._parts.transactions.kafka_time_ms() - (_find_oldest(asked) or 0) <= _ANSWER_MS:
+            self._give_sent(asked, answers)
+            return
+        for one, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, Prepared):
+                self._prepares.add(replace(one, first_try_ms=None))
+            else:
+                self._give_sent([one], [answer])
 
-    def _find_first_try(self, peer: Requester, send: SendRequest, call: PrepareCall) -> int | None:
+    def _find_first_try(self, peer: Requester, born_ms: int, call: PrepareCall) -> int | None:
         key = call.idempotency_key
         if key is None or not self._keys.add(call.group, key, self._parts.clock.monotonic_ms()):
             return None
         if self._parts.directory.settings_of(call.group).times.transaction_timeout_ms < _LEAST_WAIT_MS:
             return None
-        return peer.tries.find(key, send.born_ms, self._parts.transactions.kafka_time_ms())
+        return peer.tries.find(key, born_ms, self._parts.transactions.kafka_time_ms())
 
     def _refuse_send(self, request: RemotingCommand) -> bytes | None:
         if self.is_draining:
@@ -309,32 +304,41 @@ class Door:
             return request.answer(ResponseCode.SYSTEM_BUSY, detail)
         return None
 
-    def _give_sent(self, asked: _Send, answer: PrepareAnswer) -> None:
-        _, _, _, peer, request, send, usage, held = asked
-        self._sends -= 1
-        self._config.budget.used -= held
-        if usage is not None:
-            usage.leave()
-        if isinstance(answer, Prepared):
-            peer.tries.note_answer(answer.transaction_id, self._parts.transactions.kafka_time_ms())
-            reply(peer, request, self._show_sent(request, send, answer.transaction_id, answer.queue_offset))
-        elif isinstance(answer, TransactionView):
-            reply(peer, request, self._show_ended(request, send, answer))
-        else:
-            self.totals.refused += 1
-            reply(peer, request, self._show_refused(request, send, answer))
+    def _give_sent(self, asked: Sequence[_Send], answers: Sequence[PrepareAnswer]) -> None:
+        """What is for one connection is written together."""
+        now_ms, place = self._parts.transactions.kafka_time_ms(), self._place
+        frames: dict[Requester, list[bytes]] = {}
+        for one, answer in zip(asked, answers, strict=True):
+            peer, sent, usage = one.peer, one.sent, one.usage
+            request = sent.request
+            self._sends -= 1
+            self._config.budget.used -= sent.held_bytes
+            if usage is not None:
+                usage.leave()
+            if isinstance(answer, Prepared):
+                transaction_id, offset = answer.transaction_id, answer.queue_offset
+                peer.tries.note_answer(transaction_id, now_ms)
+                frame = encode_stored(request, f"{place}{offset:016X}", sent.queue_id, offset, transaction_id)
+            elif isinstance(answer, TransactionView):
+                frame = self._show_ended(sent, answer)
+            else:
+                self.totals.refused += 1
+                frame = self._show_refused(sent, answer)
+            if not request.is_one_way:
+                frames.setdefault(peer, []).append(frame)
+        for peer, written in frames.items():
+            peer.send(b"".join(written))
 
     def _show_sent(
         self,
-        request: RemotingCommand,
-        send: SendRequest,
+        sent: SendRequest,
         transaction_id: str,
         offset: int,
         told: tuple[ResponseCode, str | None] = (ResponseCode.SUCCESS, None),
     ) -> bytes:
         fields = {
-            "msgId": make_message_id(OffsetMessageId(*self._place, offset)),
-            "queueId": str(send.queue_id),
+            "msgId": f"{self._place}{offset:016X}",
+            "queueId": str(sent.queue_id),
             "queueOffset": str(offset),
             "MSG_REGION": "DefaultRegion",
             "TRACE_ON": "false",
@@ -342,40 +346,36 @@ class Door:
         if transaction_id:
             fields["transactionId"] = transaction_id
         code, remark = told
-        return request.answer(code, remark, fields)
+        return sent.request.answer(code, remark, fields)
 
-    def _show_ended(self, request: RemotingCommand, send: SendRequest, view: TransactionView) -> bytes:
+    def _show_ended(self, sent: SendRequest, view: TransactionView) -> bytes:
         """Published at once, or a repeat of one that has ended: its local transaction must not run again."""
-        if send.is_transactional:
+        if sent.call is not None and not sent.call.is_published:
             detail = (
                 f"idempotency-key-reused: this message was sent before, as transaction {view.transaction_id}, which is "
                 f"{view.state.value}: nothing was applied; create a new Message for a new transaction"
             )
-            return request.answer(ResponseCode.MESSAGE_ILLEGAL, detail)
+            return sent.request.answer(ResponseCode.MESSAGE_ILLEGAL, detail)
         offset = next((receipt.queue_offset for receipt in view.receipts if receipt.queue_offset is not None), 0)
-        return self._show_sent(request, send, "", offset)
+        return self._show_sent(sent, "", offset)
 
-    def _show_refused(self, request: RemotingCommand, send: SendRequest, refused: Refused) -> bytes:
+    def _show_refused(self, sent: SendRequest, refused: Refused) -> bytes:
         remark = show_refusal(refused)
         if refused.outcome is Outcome.UNKNOWN:  # the client does not run its local transaction, and rolls back
             told = ResponseCode.FLUSH_DISK_TIMEOUT, remark
-            return self._show_sent(request, send, refused.transaction_id or "", 0, told)
+            return self._show_sent(sent, refused.transaction_id or "", 0, told)
         code = ResponseCode.SYSTEM_BUSY if refused.code in _BUSY else ResponseCode.MESSAGE_ILLEGAL
-        return request.answer(code, remark)
+        return sent.request.answer(code, remark)
 
     async def _ask_prepares(self, asked: Sequence[_Send]) -> Sequence[PrepareAnswer]:
         async def ask(sends: Sequence[_Send]) -> Sequence[PrepareAnswer]:
-            times = [one.first_try_ms for one in sends if one.first_try_ms is not None]
-            calls, first_ms = [one.call for one in sends], min(times, default=None)
+            calls, first_ms = [one.call for one in sends], _find_oldest(sends)
             return await self._parts.transactions.prepare(calls, _SEND_MS, first_ms, sends[0].rights, _PULLING)
 
         return await _ask_together(asked, ask)
 
     def _end(self, peer: Requester, request: RemotingCommand) -> None:
-        end = parse_end(request)
-        if end is not None:
-            peer.tries.note_end(end.transaction_id)
-        call = None if end is None else self._make_end(end)
+        call = read_end(request, self._read_nonce)
         refused = None
         if call is None:
             self.totals.strange_ends += 1
@@ -385,10 +385,13 @@ class Door:
             refused = ResponseCode.SYSTEM_BUSY, f"unavailable: {_MOST_ENDS} ends wait already; nothing was applied"
         else:
             self.totals.ends += 1
-            until_ms = self._parts.clock.monotonic_ms() + _INSIST_MS
-            self._ends.add(_End(call, peer.caller.rights, until_ms, None if request.is_one_way else (peer, request)))
+            peer.tries.note_end(call.transaction_id)
+            self._ends.add(_End(call, peer.caller.rights, None if request.is_one_way else (peer, request)))
         if refused is not None:
             reply(peer, request, request.answer(*refused))
+
+    def _read_nonce(self, nonce: str, transaction_id: str) -> int | None:
+        return self._parts.nonces().read(nonce, transaction_id)
 
     @staticmethod
     def _answer_end(peer: Requester, request: RemotingCommand, answer: EndAnswer) -> None:
@@ -400,29 +403,24 @@ class Door:
         else:
             peer.send(request.answer(ResponseCode.MESSAGE_ILLEGAL, show_refusal(answer)))
 
-    def _make_end(self, end: EndRequest) -> EndCall | None:
-        """None for what no transaction is called, and for an answer to a check that this bridge has not asked."""
-        if not is_transaction_id(end.transaction_id) or not (end.group is None or is_group_name(end.group)):
-            return None
-        if end.nonce is None:
-            return EndCall(end.transaction_id, end.resolution, end.group, remark=end.remark)
-        number = self._parts.nonces().read(end.nonce, end.transaction_id)
-        if number is None:
-            return None
-        return EndCall(end.transaction_id, end.resolution, end.group, Source.CHECK, number, remark=end.remark)
-
-    def _give_ended(self, end: _End, answer: EndAnswer) -> None:
-        """Nobody hears the answer: an end that may be lost is put again, which changes nothing if it is not."""
-        if end.asked is not None:
-            self._answer_end(*end.asked, answer)
-            end = end._replace(asked=None)
-        if not isinstance(answer, Refused) or answer.code not in _TO_REPEAT:
+    def _give_ended(self, ends: Sequence[_End], answers: Sequence[EndAnswer]) -> None:
+        """Nobody hears most of them: an end that may be lost is put again, which changes nothing if it is not."""
+        for end, answer in zip(ends, answers, strict=True):
+            if end.asked is not None:
+                self._answer_end(*end.asked, answer)
+                end.asked = None
             if isinstance(answer, Refused):
-                _LOG.info("remoting_end_refused", transaction=end.call.transaction_id, code=answer.code.value)
+                self._look_after(end, answer)
+
+    def _look_after(self, end: _End, refused: Refused) -> None:
+        if refused.code not in _TO_REPEAT:
+            _LOG.info("remoting_end_refused", transaction=end.call.transaction_id, code=refused.code.value)
             return
-        if self._parts.clock.monotonic_ms() >= end.until_ms:
+        now_ms = self._parts.clock.monotonic_ms()
+        end.until_ms = end.until_ms or now_ms + _INSIST_MS
+        if now_ms >= end.until_ms:
             self.totals.given_up += 1
-            _LOG.warning("remoting_end_given_up", transaction=end.call.transaction_id, reason=answer.detail)
+            _LOG.warning("remoting_end_given_up", transaction=end.call.transaction_id, reason=refused.detail)
             return
         self._insisting += 1
         self.totals.insisted += 1
@@ -438,6 +436,11 @@ class Door:
             return await self._parts.transactions.end(calls, Wait.DURABLE, _END_MS, ends[0].rights)
 
         return await _ask_together(asked, ask)
+
+
+def _find_oldest(asked: Sequence[_Send]) -> int | None:
+    """Since when all their keys can exist."""
+    return min([one.first_try_ms for one in asked if one.first_try_ms is not None], default=None)
 
 
 async def _ask_together(asked: Sequence[S], ask: Callable[[Sequence[S]], Awaitable[Sequence[A]]]) -> Sequence[A]:

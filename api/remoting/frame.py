@@ -5,9 +5,9 @@ A frame: int32 length of the rest, int32 (encoding << 24 | length of the header)
 """
 
 import struct
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from enum import IntEnum
-from typing import Annotated, cast
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -15,23 +15,8 @@ from msgspec import Meta, Struct, field
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 MAX_HEADER_BYTES = 256 * 1024  # properties have at most 32,767 characters, each of which JSON may write as \uXXXX
 _MAX_FIELDS = 256
-_RESPONSE, _ONE_WAY = 1, 2
-_LANGUAGES = (
-    "JAVA",
-    "CPP",
-    "DOTNET",
-    "PYTHON",
-    "DELPHI",
-    "ERLANG",
-    "RUBY",
-    "OTHER",
-    "HTTP",
-    "GO",
-    "PHP",
-    "OMS",
-    "RUST",
-)
-_OTHER = _LANGUAGES.index("OTHER")
+_RESPONSE, ONE_WAY = 1, 2
+_OTHER = 7  # of LanguageCode
 _BEGINNING = struct.Struct(">ii")
 _FIXED = struct.Struct(">hbhiii")  # code, language, version, opaque, flag, length of the remark
 _INT, _SHORT = struct.Struct(">i"), struct.Struct(">h")
@@ -51,15 +36,18 @@ class HeaderType(IntEnum):
 _JSON, _ROCKETMQ = HeaderType.JSON, HeaderType.ROCKETMQ  # Python finds the members of an enum only slowly
 
 
-class RemotingCommand(Struct, gc=False):
-    """A request, or the answer to one, which has its `opaque` and its kind of header."""
+_Int32 = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 
-    code: int
-    opaque: int = 0
-    flag: int = 0
-    version: int = 0
+
+class RemotingCommand(Struct, gc=False):
+    """A request, or the answer to one, which has its `opaque` and its kind of header. Names are those of JSON."""
+
+    code: _Int32
+    opaque: _Int32 = 0
+    flag: _Int32 = 0
+    version: _Int32 = 0
     remark: str | None = None
-    fields: Mapping[str, str] = {}
+    fields: dict[str, str] = field(default_factory=dict, name="extFields")
     body: bytes = b""
     header_type: HeaderType = HeaderType.JSON
 
@@ -71,10 +59,10 @@ class RemotingCommand(Struct, gc=False):
     @property
     def is_one_way(self) -> bool:
         """Whether nobody waits for an answer."""
-        return bool(self.flag & _ONE_WAY)
+        return bool(self.flag & ONE_WAY)
 
     def answer(
-        self, code: int, remark: str | None = None, fields: Mapping[str, str] | None = None, body: bytes = b""
+        self, code: int, remark: str | None = None, fields: dict[str, str] | None = None, body: bytes = b""
     ) -> bytes:
         """The frame that answers this request. Clients read fields of it without looking whether there are any."""
         return encode_frame(
@@ -82,42 +70,18 @@ class RemotingCommand(Struct, gc=False):
         )
 
 
-def make_one_way(
-    code: int, opaque: int, fields: Mapping[str, str], body: bytes, header_type: HeaderType
-) -> RemotingCommand:
-    """A request that wants no answer."""
-    return RemotingCommand(code, opaque, _ONE_WAY, 0, None, fields, body, header_type)
-
-
-_Int32 = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
-_Fields = dict[str, str] | None
-
-
-class _JsonHeader(Struct, gc=False):
-    """What is read of one."""
+class _LooseHeader(Struct, gc=False):
+    """Clients in C++ write numbers, which RocketMQ reads as their text."""
 
     code: _Int32
     opaque: _Int32 = 0
     flag: _Int32 = 0
     version: _Int32 = 0
     remark: str | None = None
-    ext_fields: _Fields = field(default=None, name="extFields")
+    fields: dict[str, str | int | bool | None] | None = field(default=None, name="extFields")
 
 
-class _LooseHeader(_JsonHeader, gc=False):
-    """Clients in C++ write numbers, which RocketMQ reads as their text."""
-
-    ext_fields: dict[str, str | int | bool | None] | None = field(default=None, name="extFields")  # type: ignore[assignment]
-
-
-class _WrittenHeader(_JsonHeader, gc=False):
-    """Written as Java's own."""
-
-    language: str = "OTHER"
-    serialize_type: str = field(default="JSON", name="serializeTypeCurrentRPC")
-
-
-_read_json, _read_loosely = msgspec.json.Decoder(_JsonHeader).decode, msgspec.json.Decoder(_LooseHeader).decode
+_read_json, _read_loosely = msgspec.json.Decoder(RemotingCommand).decode, msgspec.json.Decoder(_LooseHeader).decode
 _write_json = msgspec.json.Encoder().encode
 
 
@@ -129,50 +93,57 @@ class FrameBuffer:
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._max_frame_bytes = max_frame_bytes
-        self._held = bytearray()
+        self._held: bytes | bytearray = b""
 
     def __len__(self) -> int:
         return len(self._held)
 
     def add(self, data: bytes) -> None:
-        """More bytes."""
+        """More bytes. Where nothing was held they are kept as they came: most reads end with a frame."""
+        if not self._held:
+            self._held = data
+            return
+        if type(self._held) is bytes:
+            self._held = bytearray(self._held)
         self._held += data
 
     def clear(self) -> None:
         """Nothing of it is wanted any more."""
-        self._held.clear()
+        self._held = b""
 
     def take(self) -> Generator[RemotingCommand]:
         """The frames that are whole, in their order. Raises BadFrame."""
-        held, start = self._held, 0
+        held, whole, start = self._held, len(self._held), 0
         try:
-            while len(held) - start >= 4:
+            while whole - start >= 4:
                 (size,) = _INT.unpack_from(held, start)
                 if not 4 <= size <= self._max_frame_bytes:
                     told = f"a frame of {size} bytes; at most {self._max_frame_bytes} are taken"
                     raise BadFrame(_STRANGE if held[start] else told)
-                if len(held) - start - 4 < size:
+                begin, end = start, start + 4 + size
+                if end > whole:
                     break
-                frame = bytes(held[start : start + 4 + size])
-                start += 4 + size
-                yield decode_frame(frame)
+                start = end
+                yield decode_frame(held, begin, end)
         finally:
             if start:
-                del held[:start]
+                self._held = held[start:]
 
 
-def decode_frame(frame: bytes) -> RemotingCommand:
-    """One whole frame. Raises BadFrame."""
-    if len(frame) < 8:
+def decode_frame(held: bytes | bytearray, start: int = 0, end: int | None = None) -> RemotingCommand:
+    """One whole frame of what is held. Raises BadFrame."""
+    end = len(held) if end is None else end
+    if end - start < 8:
         raise BadFrame("a frame without a header")
-    size, marked = _BEGINNING.unpack_from(frame)
+    size, marked = _BEGINNING.unpack_from(held, start)
     kind, length = marked >> 24 & 0xFF, marked & 0xFFFFFF
-    if size != len(frame) - 4 or length > size - 4 or length > MAX_HEADER_BYTES:
+    if size != end - start - 4 or length > size - 4 or length > MAX_HEADER_BYTES:
         raise BadFrame("lengths that do not fit together")
     if kind > 1:
         raise BadFrame(f"no header is written in the way {kind}")
-    decode = _decode_binary if kind else _decode_json
-    return decode(frame[8 : 8 + length], frame[8 + length :])
+    middle = start + 8 + length
+    header, body = bytes(held[start + 8 : middle]), bytes(held[middle:end])
+    return _decode_binary(header, body) if kind else _decode_json(header, body)
 
 
 def encode_frame(command: RemotingCommand) -> bytes:
@@ -183,31 +154,56 @@ def encode_frame(command: RemotingCommand) -> bytes:
     return b"".join((_BEGINNING.pack(4 + len(header) + len(body), kind | len(header)), header, body))
 
 
+def encode_stored(request: RemotingCommand, message_id: str, queue_id: int, offset: int, transaction_id: str) -> bytes:
+    """Success, with the place of what was sent: the bytes that `answer` makes of these fields, in less time."""
+    queue, place = str(queue_id), str(offset)
+    if request.header_type is _JSON:
+        header = (
+            f'{{"code":0,"opaque":{request.opaque!s},"flag":1,"version":{request.version!s},"remark":null,"extFields":'
+            f'{{"msgId":"{message_id}","queueId":"{queue}","queueOffset":"{place}","MSG_REGION":"DefaultRegion",'
+            f'"TRACE_ON":"false","transactionId":"{transaction_id}"}},"language":"OTHER",'
+            f'"serializeTypeCurrentRPC":"JSON"}}'
+        ).encode()
+        return _BEGINNING.pack(4 + len(header), len(header)) + header
+    fields = (
+        f"\0\5msgId\0\0\0 {message_id}\0\7queueId\0\0\0{chr(len(queue))}{queue}"
+        f"\0\13queueOffset\0\0\0{chr(len(place))}{place}\0\12MSG_REGION\0\0\0\15DefaultRegion"
+        f"\0\10TRACE_ON\0\0\0\5false\0\15transactionId\0\0\0\34{transaction_id}"
+    ).encode()
+    size = _FIXED.size + 4 + len(fields)
+    fixed = _FIXED.pack(0, _OTHER, request.version, request.opaque, _RESPONSE, 0)
+    return b"".join((_BEGINNING.pack(4 + size, 1 << 24 | size), fixed, _INT.pack(len(fields)), fields))
+
+
 def _decode_json(raw: bytes, body: bytes) -> RemotingCommand:
     try:
         try:
-            header = _read_json(raw)
-            fields = header.ext_fields or {}
+            command = _read_json(raw)
         except msgspec.ValidationError:
-            header = _read_loosely(raw)
-            loose: Mapping[str, object] = header.ext_fields or {}
-            fields = {
-                name: value if type(value) is str else str(value).lower()  # of True, too
-                for name, value in loose.items()
-                if value is not None
-            }
+            command = _loosen(_read_loosely(raw))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadFrame("the header is not the JSON it should be") from error
-    if len(fields) > _MAX_FIELDS:
+    if len(command.fields) > _MAX_FIELDS:
         raise BadFrame(f"more than {_MAX_FIELDS} fields")
-    return RemotingCommand(header.code, header.opaque, header.flag, header.version, header.remark, fields, body, _JSON)
+    command.body, command.header_type = body, _JSON  # whatever stands there by these names
+    return command
+
+
+def _loosen(header: _LooseHeader) -> RemotingCommand:
+    fields = {
+        name: value if type(value) is str else str(value).lower()  # of True, too
+        for name, value in (header.fields or {}).items()
+        if value is not None
+    }
+    return RemotingCommand(header.code, header.opaque, header.flag, header.version, header.remark, fields)
 
 
 def _encode_json(command: RemotingCommand) -> bytes:
-    fields = cast("_Fields", command.fields)
-    return _write_json(
-        _WrittenHeader(command.code, command.opaque, command.flag, command.version, command.remark, fields)
-    )
+    """Written as Java's own."""
+    return _write_json({
+        "code": command.code, "opaque": command.opaque, "flag": command.flag, "version": command.version,
+        "remark": command.remark, "extFields": command.fields, "language": "OTHER", "serializeTypeCurrentRPC": "JSON",
+    })  # fmt: skip
 
 
 def _decode_binary(raw: bytes, body: bytes) -> RemotingCommand:
@@ -223,7 +219,7 @@ def _decode_binary(raw: bytes, body: bytes) -> RemotingCommand:
     return RemotingCommand(code, opaque, flag, version, remark, fields, body, _ROCKETMQ)
 
 
-def _read_fields(raw: bytes, at: int, length: int) -> Mapping[str, str]:
+def _read_fields(raw: bytes, at: int, length: int) -> dict[str, str]:
     end, fields = at + length, dict[str, str]()
     if end > len(raw):
         raise BadFrame("fields that end after their header")

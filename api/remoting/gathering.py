@@ -19,7 +19,7 @@ class Gatherer(Generic[C, A]):
     def __init__(
         self,
         ask: Callable[[Sequence[C]], Awaitable[Sequence[A]]],
-        give: Callable[[C, A], None],
+        give: Callable[[Sequence[C], Sequence[A]], None],
         failed: Callable[[Exception], A],
     ) -> None:
         self._ask = ask
@@ -39,7 +39,7 @@ class Gatherer(Generic[C, A]):
         return not self._waiting and not self._batches
 
     def add(self, call: C) -> None:
-        """Its answer is given later, once."""
+        """Its answer is given later, once, with those of its batch."""
         self._waiting.append(call)
         if not self._is_scheduled and len(self._batches) < _MOST_BATCHES:
             self._is_scheduled = True
@@ -58,8 +58,7 @@ class Gatherer(Generic[C, A]):
             answers = await self._ask(batch)
         except Exception as error:  # noqa: BLE001 - nobody waits for the task; whoever waits for the calls is told
             answers = [self._failed(error)] * len(batch)
-        for call, answer in zip(batch, answers, strict=True):
-            self._give(call, answer)
+        self._give(batch, answers)
 
     def _end(self, task: "asyncio.Task[None]") -> None:
         self._batches.discard(task)

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import structlog
 
-from api.remoting.frame import HeaderType, RemotingCommand, encode_frame, make_one_way
+from api.remoting.frame import ONE_WAY, HeaderType, RemotingCommand, encode_frame
 from api.remoting.message import (
     BROKER,
     GROUP,
@@ -17,7 +17,6 @@ from api.remoting.message import (
     TRANSACTIONAL,
     UNIQUE_KEY,
     CheckedMessage,
-    OffsetMessageId,
     RequestCode,
     encode_checked,
     make_message_id,
@@ -255,7 +254,6 @@ class ConnectedGroups:
         body = encode_checked(
             CheckedMessage(message.topic, message.value or b"", properties, view.born_ms, view.queue_offset)
         )
-        host, _, port = self._place.rpartition(":")
         offset = str(view.queue_offset)
         fields = {
             "topic": message.topic,
@@ -263,8 +261,8 @@ class ConnectedGroups:
             "commitLogOffset": offset,
             "msgId": key,
             "transactionId": told_id,
-            "offsetMsgId": make_message_id(OffsetMessageId(host, int(port), view.queue_offset)),
+            "offsetMsgId": make_message_id(self._place, view.queue_offset),
             "bname": BROKER,
         }
-        request = make_one_way(RequestCode.CHECK_TRANSACTION_STATE, self._opaque, fields, body, header_type)
-        return encode_frame(request)
+        code = RequestCode.CHECK_TRANSACTION_STATE
+        return encode_frame(RemotingCommand(code, self._opaque, ONE_WAY, 0, None, fields, body, header_type))

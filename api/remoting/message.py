@@ -3,7 +3,7 @@
 import re
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum, IntFlag
 from functools import lru_cache
 from importlib import import_module
@@ -17,10 +17,12 @@ from msgspec import Struct, field
 
 from api.remoting.frame import RemotingCommand
 from api.web.bodies import MAX_MESSAGES
+from bridge.core.check_rules import is_group_name
 from bridge.core.message import Header, Message
 from bridge.core.properties import is_property_text
-from bridge.core.record import MAX_REMARK_CHARS, Resolution
-from bridge.service.contract import PrepareCall
+from bridge.core.record import MAX_REMARK_CHARS, Resolution, Source
+from bridge.core.transaction import is_transaction_id
+from bridge.service.contract import EndCall, PrepareCall
 
 # --- RocketMQ's messages on the wire: properties, message ids, bodies, MessageExt ---
 
@@ -44,14 +46,6 @@ _COMPRESSED, _PREPARED = int(SystemFlag.COMPRESSED), int(SystemFlag.PREPARED)  #
 
 class UnreadableMessage(Exception):
     """A message that cannot be taken as it is; the text says what to do."""
-
-
-class OffsetMessageId(NamedTuple):
-    """What RocketMQ calls the offset message id: where a broker has the message."""
-
-    host: str
-    port: int
-    offset: int
 
 
 class CheckedMessage(NamedTuple):
@@ -80,18 +74,19 @@ def parse_properties(text: str) -> dict[str, str]:
     return dict(_PAIRS(text))
 
 
-def make_message_id(place: OffsetMessageId) -> str:
-    """32 hexadecimal digits; an address that is none counts as 0.0.0.0."""
-    host, port, offset = place
-    return f"{_write_place(host, port)}{offset:016X}"
-
-
 @lru_cache(maxsize=16)
-def _write_place(host: str, port: int) -> str:
+def write_place(address: str) -> str:
+    """What ids of messages at host:port begin with, before 16 digits of the offset; a name counts as 0.0.0.0."""
+    host, _, port = address.rpartition(":")
     try:
-        return f"{int(IPv4Address(host)):08X}{port:08X}"
+        return f"{int(IPv4Address(host)):08X}{int(port):08X}"
     except ValueError:
-        return f"{0:08X}{port:08X}"
+        return f"{0:08X}{int(port):08X}"
+
+
+def make_message_id(address: str, offset: int) -> str:
+    """32 hexadecimal digits."""
+    return f"{write_place(address)}{offset:016X}"
 
 
 def read_body(body: bytes, system_flag: int, max_bytes: int) -> bytes:
@@ -234,15 +229,9 @@ TRANSACTIONAL, GROUP, UNIQUE_KEY, KEYS = "TRAN_MSG", "PGROUP", "UNIQ_KEY", "KEYS
 _IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 _DELAYS = frozenset({"DELAY", "TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"})
 _OWN = frozenset({TRANSACTIONAL, GROUP, _IMMUNITY, "WAIT", "INSTANCE_ID", "CLUSTER", "MSG_REGION", "TRACE_ON"})
-_SHORT_NAMES = {
-    "producerGroup": "a",
-    "topic": "b",
-    "queueId": "e",
-    "sysFlag": "f",
-    "bornTimestamp": "g",
-    "properties": "i",
-    "batch": "m",
-}
+_LONG_NAMES = ("producerGroup", "topic", "queueId", "sysFlag", "bornTimestamp", "properties", "batch")
+_SHORT_NAMES = dict(zip(_LONG_NAMES, "abefgim", strict=True))
+_BY_PRODUCER = Source.PRODUCER
 _LONG_SEND, _BATCH_SEND = RequestCode.SEND_MESSAGE, RequestCode.SEND_BATCH_MESSAGE  # enums find members slowly
 _MOST_IMMUNITY_S = 604_800
 _USUAL_DIGITS = 18
@@ -258,32 +247,15 @@ class KeyRule(NamedTuple):
     most_headers: int = 64
 
 
-class SendRequest(NamedTuple):
-    """A send. `messages`: one, but for a batch; their properties are theirs, `properties` those of the whole."""
+class SendRequest(Struct, gc=False):
+    """A send and what it asks of the bridge. `call` None: nothing, since it is a trace. `held_bytes`: the frame, and
+    its messages where they are not the frame's own bytes."""
 
-    group: str
-    topic: str
+    request: RemotingCommand
+    call: PrepareCall | None
     queue_id: int
-    properties: Mapping[str, str]
-    messages: Sequence[InnerMessage]
-    is_batch: bool
-    born_ms: int = 0
-    system_flag: int = 0
-
-    @property
-    def is_transactional(self) -> bool:
-        """Whether it is a half message: for RocketMQ whatever says so is none that anybody may see yet."""
-        return bool(self.system_flag & _PREPARED) or _says_half(self.properties)
-
-
-class EndRequest(NamedTuple):
-    """An end, or the answer to a check if there is a nonce. `remark`: the text of an exception of the listener."""
-
-    transaction_id: str
-    resolution: Resolution
-    group: str | None
-    nonce: str | None
-    remark: str | None
+    born_ms: int
+    held_bytes: int
 
 
 class _Named(Struct):
@@ -305,82 +277,92 @@ class Heartbeat(Struct):
 read_heartbeat = msgspec.json.Decoder(Heartbeat).decode
 
 
-def parse_send(command: RemotingCommand, max_bytes: int) -> SendRequest:
-    """Raises UnreadableMessage."""
-    fields = command.fields
-    if command.code == _LONG_SEND:
+def read_send(request: RemotingCommand, rule: KeyRule, max_bytes: int) -> SendRequest:
+    """Raises UnreadableMessage, also for what has no meaning in Kafka."""
+    fields, code = request.fields, request.code
+    if code == _LONG_SEND:
         fields = {short: fields[name] for name, short in _SHORT_NAMES.items() if name in fields}
     get = fields.get
-    text, topic, body = get("i", ""), get("b"), command.body
-    _check_properties(text)
-    if not topic:
-        raise UnreadableMessage("the request names no topic")
-    properties, flag = parse_properties(text), _number(get("f", ""))
-    is_batch = get("m") == "true" or command.code == _BATCH_SEND
+    text, topic, body = get("i", ""), get("b", ""), request.body
+    if len(text) > MAX_PROPERTY_CHARS or not text.isascii():
+        _check_properties(text)
+    held = len(body) + sum(map(len, request.fields.values()))
+    queue_id, born_ms, flag = _number(get("e", "")), _number(get("g", "")), _number(get("f", ""))
+    if topic == TRACE_TOPIC:
+        return SendRequest(request, None, queue_id, born_ms, held)
+    if not topic or "%" in topic:
+        _refuse_topic(topic)
+    properties = parse_properties(text)
+    is_half = bool(flag & _PREPARED) or _says_half(properties)
     if flag & _COMPRESSED:
         body = read_body(body, flag, max_bytes)
-    messages = split_batch(body) if is_batch else (InnerMessage(0, body, text),)
-    group = properties.get(GROUP) or get("a", "")
-    return SendRequest(group, topic, _number(get("e", "")), properties, messages, is_batch, _number(get("g", "")), flag)
+    if get("m") == "true" or code == _BATCH_SEND:
+        messages = _read_batch(topic, body, rule, is_half=is_half)
+        held += len(body)
+    else:
+        messages = [_make_message(topic, body, properties, rule)]
+    if body is not request.body:
+        held += len(body)
+    call = PrepareCall(
+        properties.get(GROUP) or get("a", ""),
+        messages,
+        None,
+        properties.get(UNIQUE_KEY) or None,
+        _find_immunity(properties) if _IMMUNITY in properties else None,
+        None,
+        None,
+        not is_half,
+    )
+    return SendRequest(request, call, queue_id, born_ms, held)
+
+
+def _refuse_topic(topic: str) -> None:
+    if not topic:
+        raise UnreadableMessage("the request names no topic")
+    raise UnreadableMessage(
+        f"illegal-topic: {topic} has a %, as topics in a namespace do, which Kafka does not allow: set no "
+        "namespace at the client"
+    )
+
+
+def _read_batch(topic: str, body: bytes, rule: KeyRule, *, is_half: bool) -> list[Message]:
+    messages = []
+    for inner in split_batch(body):
+        properties = parse_properties(inner.properties)
+        if is_half or _says_half(properties):
+            raise UnreadableMessage("a batch is published at once, and has half messages: send them one by one")
+        messages.append(_make_message(topic, inner.body, properties, rule))
+    return messages
 
 
 def _says_half(properties: Mapping[str, str]) -> bool:
-    """As RocketMQ reads it: without regard to case."""
+    """As RocketMQ reads it, without regard to case: for it whatever says so is none that anybody may see yet."""
     return properties.get(TRANSACTIONAL, "").lower() == "true"
-
-
-def count_held_bytes(request: RemotingCommand, send: SendRequest) -> int:
-    """What is held of a send: the frame, and its messages where they are not the frame's own bytes."""
-    held = len(request.body) + sum(map(len, request.fields.values()))
-    if send.is_batch or send.messages[0].body is not request.body:
-        held += sum([len(message.body) for message in send.messages])
-    return held
 
 
 _RESOLUTIONS = {str(int(resolution)): resolution for resolution in Resolution}
 
 
-def parse_end(command: RemotingCommand) -> EndRequest | None:
-    """None for one that names no transaction of ours, or no resolution."""
-    fields = command.fields
-    transaction_id, dot, nonce = fields.get("transactionId", "").partition(".")
-    resolution = _RESOLUTIONS.get(fields.get("commitOrRollback", ""))
-    if resolution is None or not transaction_id:
+def read_end(command: RemotingCommand, read_nonce: Callable[[str, str], int | None]) -> EndCall | None:
+    """None for one that names no transaction there can be, or no resolution, and for an answer to a check that this
+    bridge has not asked. `read_nonce`: the number of the check."""
+    get = command.fields.get
+    transaction_id, dot, nonce = get("transactionId", "").partition(".")
+    resolution, group = _RESOLUTIONS.get(get("commitOrRollback", "")), get("producerGroup") or None
+    if resolution is None or not is_transaction_id(transaction_id) or not (group is None or is_group_name(group)):
         return None
     remark = _trim_remark(command.remark) if command.remark else None
-    return EndRequest(transaction_id, resolution, fields.get("producerGroup") or None, nonce if dot else None, remark)
+    if not dot:
+        return EndCall(transaction_id, resolution, group, _BY_PRODUCER, 0, None, None, remark)
+    if (number := read_nonce(nonce, transaction_id)) is None:
+        return None
+    return EndCall(transaction_id, resolution, group, Source.CHECK, number, remark=remark)
 
 
 def _trim_remark(text: str) -> str | None:
     """As much as is kept: an end must not be lost for what is said beside it."""
     kept = "".join([c for c in text if c.isprintable() or c in "\n\t"])[:MAX_REMARK_CHARS]
     return kept if kept and is_property_text(kept) else None
-
-
-def make_prepare(send: SendRequest, rule: KeyRule) -> PrepareCall:
-    """What is asked of the bridge. Raises UnreadableMessage for what has no meaning in Kafka."""
-    if "%" in send.topic:
-        raise UnreadableMessage(
-            f"illegal-topic: {send.topic} has a %, as topics in a namespace do, which Kafka does not allow: set no "
-            "namespace at the client"
-        )
-    messages, is_half = [], send.is_transactional
-    for inner in send.messages:
-        properties = send.properties
-        if send.is_batch:
-            properties = parse_properties(inner.properties)
-            if is_half or _says_half(properties):
-                raise UnreadableMessage("a batch is published at once, and has half messages: send them one by one")
-        if not _DELAYS.isdisjoint(properties):
-            _refuse_delays(properties)
-        messages.append(_make_message(send.topic, inner.body, properties, rule))
-    return PrepareCall(
-        send.group,
-        messages,
-        idempotency_key=send.properties.get(UNIQUE_KEY) or None,
-        immunity_s=_find_immunity(send.properties),
-        is_published=not is_half,
-    )
 
 
 def make_route(address: str) -> bytes:
@@ -397,6 +379,8 @@ def make_route(address: str) -> bytes:
 
 
 def _make_message(topic: str, body: bytes, properties: Mapping[str, str], rule: KeyRule) -> Message:
+    if not _DELAYS.isdisjoint(properties):
+        _refuse_delays(properties)
     key = None
     for name in rule.key_from:
         text = properties.get(name)
@@ -432,8 +416,8 @@ def _refuse_delays(properties: Mapping[str, str]) -> None:
 
 
 def _find_immunity(properties: Mapping[str, str]) -> int | None:
-    text = properties.get(_IMMUNITY)
-    if text is None or text == "-1":
+    text = properties[_IMMUNITY]
+    if text == "-1":
         return None
     seconds = _number(text, -1)
     if not 0 <= seconds <= _MOST_IMMUNITY_S:

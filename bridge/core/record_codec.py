@@ -31,7 +31,7 @@ _RESOLUTIONS = {str(int(resolution)): resolution for resolution in Resolution}
 _INT64 = 2**63
 _INT, _COUNT = re.compile("-?[0-9]{1,19}"), re.compile("-?[0-9]{1,9}")
 _OKEY = re.compile("[0-9a-f]{16}")
-_PRODUCER = Source.PRODUCER
+_PRODUCER, _CHECK = Source.PRODUCER, Source.CHECK
 _ACTS = {act.value: act for act in Act}
 _SOURCES = {source.value: source for source in Source}
 
@@ -95,7 +95,7 @@ def encode_end(end: EndRecord, topic: str, queue_id: int) -> Message:
         text += f"PGROUP\x01{end.group}\x02"
     if end.request is not None:
         text += f"REQUEST\x01{end.request}\x02"
-    if source is Source.CHECK:
+    if source is _CHECK:
         text += _check_properties(end.check_number, end.endpoint, end.status, end.latency_ms)
     elif source is not _PRODUCER:
         operators = {"ACTOR": end.actor, "REASON": end.reason}

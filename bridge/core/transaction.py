@@ -97,7 +97,7 @@ _WORD = (1 << 60) - 1
 _COUNTER_GUARD = 1 << 22
 _ID = re.compile(r"[0-9a-v]{27}[048cgkos]")
 _ID_BYTES, _LAST_BYTES = b"0123456789abcdefghijklmnopqrstuv", frozenset(b"048cgkos")
-_DIGEST_VERSION = b"outbox-bridge/1"  # frozen: another digest would make another transaction of a repeat
+_DIGEST_VERSION = "15:outbox-bridge/1;"  # frozen: another digest would make another transaction of a repeat
 
 TRANSACTION_ID_LENGTH = 28
 
@@ -166,7 +166,7 @@ def is_raw_id(raw: bytes) -> bool:
 
 def can_exist(transaction_id: str, queues: int) -> bool:
     """Whether a transaction could have this id where there are so many queues."""
-    return is_transaction_id(transaction_id) and queue_of(transaction_id) < queues
+    return _ID.fullmatch(transaction_id) is not None and _QUEUES[transaction_id[:2]] < queues
 
 
 def queue_of(transaction_id: str) -> int:
@@ -181,21 +181,25 @@ def digest_bits(
 
     A trace context is left out: a repeat is often made within another span.
     """
-    parts: list[bytes | None] = [
-        _DIGEST_VERSION,
-        group.encode(),
-        idempotency_key.encode(),
-        b"publish" if is_published else b"prepare",
-        None if ordering_key is None else ordering_key.encode(),
-    ]
+    kind = "publish" if is_published else "prepare"
+    ordered = "-;" if ordering_key is None else _frame_text(ordering_key)
+    framed = [f"{_DIGEST_VERSION}{_frame_text(group)}{_frame_text(idempotency_key)}7:{kind};{ordered}".encode()]
     for message in messages:
-        parts += [message.topic.encode(), message.key, message.value, b"%d" % message.queue_id]
         headers = [header for header in message.headers if header[0] not in TRACE_HEADERS]
-        parts += [None if message.timestamp_ms is None else b"%d" % message.timestamp_ms, b"%d" % len(headers)]
+        at = "-;" if message.timestamp_ms is None else _frame_text(str(message.timestamp_ms))
+        numbers = f"{_frame_text(str(message.queue_id))}{at}{_frame_text(str(len(headers)))}"
+        framed += (_frame_text(message.topic).encode(), _frame(message.key), _frame(message.value), numbers.encode())
         for name, value in headers:
-            parts += [name.encode(), value]
-    framed = b"".join([b"-;" if part is None else b"%d:%b;" % (len(part), part) for part in parts])
-    return int.from_bytes(hashlib.sha256(framed).digest()[:16])
+            framed += (_frame_text(name).encode(), _frame(value))
+    return int.from_bytes(hashlib.sha256(b"".join(framed)).digest()[:16])
+
+
+def _frame_text(text: str) -> str:
+    return f"{len(text) if text.isascii() else len(text.encode())}:{text};"
+
+
+def _frame(part: bytes | None) -> bytes:
+    return b"-;" if part is None else b"%d:%b;" % (len(part), part)
 
 
 class TransactionState(StrEnum):

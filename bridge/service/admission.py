@@ -14,8 +14,8 @@ from bridge.clock import Clock
 from bridge.core.check_rules import GroupSettings, is_group_name
 from bridge.core.errors import SqlUnavailable, StoreError
 from bridge.core.grants import Rights, Verb
-from bridge.core.message import Message
-from bridge.core.properties import count_body_bytes, find_bad_header, is_property_text
+from bridge.core.message import BY_KEY, Message
+from bridge.core.properties import count_body_bytes, count_record_bytes, find_bad_header, is_property_text
 from bridge.core.record import SEEN_LIMIT_MS
 from bridge.core.transaction import TransactionView
 from bridge.fault_points import FaultPoint, reach
@@ -154,6 +154,9 @@ class KeyClaim(Enum):
     TAKEN = "taken"
 
 
+_MADE = KeyClaim.MADE  # Python finds the members of an enum only slowly
+
+
 class RecentKeys:
     """The keys this process used lately, so that a reuse with other content is known before it is in SQL.
 
@@ -173,10 +176,12 @@ class RecentKeys:
         if known is not None and known[0] != transaction_id:
             return KeyClaim.TAKEN
         self._claims[key] = transaction_id, now
-        self._claims.move_to_end(key)
+        if known is not None:
+            self._claims.move_to_end(key)
+            return KeyClaim.HELD
         if len(self._claims) > self._max_keys:
             self._claims.popitem(last=False)
-        return KeyClaim.MADE if known is None else KeyClaim.HELD
+        return _MADE
 
     def forget(self, key: GroupKey) -> None:
         """What was claimed was certainly not stored after all."""
@@ -194,6 +199,7 @@ class RecentKeys:
 
 _is_key = re.compile(r"[\x20-\x7e]{1,200}").fullmatch
 _NO_LIMIT = 2**62
+_NO_MESSAGE = Message("", queue_id=0)
 _PREPARE = Verb.PREPARE  # Python finds the members of an enum only slowly
 
 
@@ -276,12 +282,16 @@ class Admission:
         self, calls: Sequence[PrepareCall], rights: Rights, deadline: Deadline, new_group: GroupSettings
     ) -> Sequence[Refused | None]:
         """Why calls are refused, by place. Groups last: a refused call makes none. `new_group`: of those made here."""
-        pace = Pace(STEP_COST)
+        pace, rooms = Pace(STEP_COST), dict[tuple[str, str], int]()
         for call in calls:
-            if not self.is_admitted(call, rights):
+            if not (self._is_usual(call, rooms) or self.is_admitted(call, rights)):
                 return await self._examine(calls, rights, deadline, new_group)
+            only = call.messages[0]
+            if (about := (call.group, only.topic)) not in rooms:
+                rooms[about] = min(self.limits.max_message_bytes, self._destinations.find_room(only.topic))
             if pace.spend(find_cost(call)):
                 await self.turns.take()
+                rooms.clear()
         return [None] * len(calls)
 
     def is_admitted(self, call: PrepareCall, rights: Rights) -> bool:
@@ -296,6 +306,20 @@ class Admission:
             and refuse_prepare(rights, call) is None
             and refuse_call(call, self.limits, is_known=True) is None
             and self._destinations.check(call.messages) is None
+        )
+
+    @staticmethod
+    def _is_usual(call: PrepareCall, rooms: Mapping[tuple[str, str], int]) -> bool:
+        """Whether nothing speaks against it, as another call of its list was admitted. `rooms`: how large records of
+        such a group and topic may be."""
+        only = call.messages[0] if len(call.messages) == 1 else _NO_MESSAGE
+        if only.queue_id != BY_KEY or only.timestamp_ms is not None or call.ordering_key is not None:
+            return False
+        key = call.idempotency_key
+        return (
+            (not only.headers or find_bad_header(only.headers) is None)
+            and count_record_bytes(only) <= rooms.get((call.group, only.topic), 0)
+            and (key is None or _is_key(key) is not None)
         )
 
     def is_refused_as_new(self, call: PrepareCall, rights: Rights, answer: object) -> bool:

@@ -124,8 +124,7 @@ class EndCall(Struct, frozen=True, gc=False):
     remark: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(Struct, frozen=True, gc=False):
     """An end that is durable but not waited for (`Prefer: respond-async`)."""
 
     transaction_id: str

@@ -106,8 +106,7 @@ class Ender:
         """Ids that cannot exist are refused without a record."""
         if not can_exist(call.transaction_id, self._journal.topics.queues):
             return refuse_missing(call.transaction_id)
-        has_texts = call.actor is not None or call.reason is not None or call.remark is not None
-        if not has_texts and (call.group is None or is_group_name(call.group)):
+        if call.actor is None is call.reason is call.remark and (call.group is None or is_group_name(call.group)):
             return None
         texts = {"producer_group": call.group, "actor": call.actor, "reason": call.reason, "remark": call.remark}
         for name, text in texts.items():

@@ -1,10 +1,10 @@
 """Prepare: half messages into the journal, repeats recognised (design sections 4 and 5)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from bridge.clock import KafkaTime
@@ -56,8 +56,7 @@ class _Seen(NamedTuple):
     at_ms: int
 
 
-@dataclass(slots=True)
-class _Draft:
+class _Draft(Struct, gc=False):
     """A call on its way. `is_asked_only`: it is known and not ended or blocked, so only its state is asked for.
 
     `is_claimed`: its idempotency key has been taken for it. `is_first`: nobody has sent it before (decision 0017).

@@ -11,7 +11,7 @@ import structlog
 from bridge.clock import Clock, KafkaTime
 from bridge.core.errors import StoreError
 from bridge.core.message import Message, MessageQueue
-from bridge.core.properties import measure_published
+from bridge.core.properties import ID_HEADER_BYTES, measure_published
 from bridge.core.topics import (
     InternalTopics,
     NotTaken,
@@ -155,6 +155,14 @@ class TopicCache:
                     retry_after_s=1 if code is RefusalCode.UNAVAILABLE else None,
                 )
         return None
+
+    def find_room(self, topic: str) -> int:
+        """Records of up to so many bytes, by their estimate, are taken as another one was that has no queue or time."""
+        known = self._known.get(topic)
+        description = None if known is None else known.description
+        if description is None or description.is_key_required:
+            return 0
+        return description.max_message_bytes - ID_HEADER_BYTES
 
     async def run_forever(self) -> None:
         """Keeps the descriptions of topics in use fresh, until cancelled."""

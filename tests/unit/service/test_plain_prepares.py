@@ -3,14 +3,18 @@
 import asyncio
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bridge.core.check_rules import CheckTimes, GroupSettings
+from bridge.core.grants import Grant, Rights, Verb
 from bridge.core.message import BY_KEY, Message, StoredMessage
+from bridge.directory import DEFAULT_SETTINGS
 from bridge.node import Node
 from bridge.service.contract import PrepareCall
-from bridge.service.prepare import PrepareAnswer, Preparer
+from bridge.service.journal import Deadline
+from bridge.service.prepare import PrepareAnswer
 from bridge.store.memory.link import Fate, StepKind
 from tests.support.memory_faults import ScriptedFaults
 from tests.support.service_world import make_service_world
@@ -52,8 +56,45 @@ def test_short_and_general_way_are_the_same(seed: int, tmp_path: Path, monkeypat
     """Random lists, with random fates of their puts, in two worlds that differ in nothing else."""
     short = _run(seed, tmp_path / "short")
     assert _run(seed, tmp_path / "alone", is_alone=True) == short
-    monkeypatch.setattr(Preparer, "_are_plain", lambda *_: False)
+    monkeypatch.setattr("bridge.service.prepare._is_plain", lambda _: False)
     assert _run(seed, tmp_path / "general") == short
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_calls_of_a_list_are_admitted_as_each_alone(seed: int, tmp_path: Path) -> None:
+    """What is looked at once for those of one group and topic says nothing of what they do not have in common."""
+    draw, world = random.Random(seed), make_service_world(tmp_path, queues=2)
+    world.settlers.memory.cluster.log.create_topic("small", 2, {"max.message.bytes": "1000"})
+    world.settlers.memory.cluster.log.create_topic("compacted", 2, {"cleanup.policy": "compact"})
+    rights = Rights([Grant(Verb.PREPARE, "shop"), Grant(Verb.PREPARE, "slow", "orders")])
+
+    async def story() -> None:
+        async with world.serving() as api:
+            prepare: Any = api.transactions.prepare
+            admission, deadline = prepare.__self__.admission, Deadline.after(api.backing.clock, 10_000)
+            for group in ("shop", "slow"):
+                await api.directory.put_group(group, GroupSettings(), [])
+            for _ in range(20):
+                calls = [_make_odd_call(draw) for _ in range(draw.choice((2, 5, 20)))]
+                told = await admission.refuse(calls, rights, deadline, DEFAULT_SETTINGS)
+                for call, refused in zip(calls, told, strict=True):
+                    assert [refused] == [*await admission.refuse([call], rights, deadline, DEFAULT_SETTINGS)]
+
+    world.run(story())
+
+
+def _make_odd_call(draw: random.Random) -> PrepareCall:
+    """One that most often can be taken."""
+
+    def choose(usual: Any, *odd: Any) -> Any:
+        return usual if draw.random() < 0.97 else draw.choice(odd)
+
+    topic = draw.choice(("orders", "orders", "small", "compacted"))
+    headers = choose([("h", b"v")], [("properties", b"")], [("a\0", b"")], [("\ud800", b"")], [("h", bytes(900))])
+    value = choose(b"value", None, bytes(880), bytes(2_000_000))
+    message = Message(topic, choose(b"k", None), value, headers, choose(BY_KEY, 1, 7), choose(None, -1))
+    group, key = choose("shop", "slow", "no group"), choose("key", None, "", "ö", "k" * 201)
+    return PrepareCall(group, choose([message], [message] * 2, []), choose(None, "o", "\x01"), key)
 
 
 async def prepare(api: Node, calls: list[PrepareCall]) -> list[PrepareAnswer]:

@@ -13,6 +13,7 @@ from api.remoting.frame import (
     RemotingCommand,
     decode_frame,
     encode_frame,
+    encode_stored,
 )
 
 _texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=40)
@@ -90,6 +91,18 @@ def test_an_answer_is_found_by_its_opaque() -> None:
     request = RemotingCommand(10, opaque=42, header_type=HeaderType.ROCKETMQ)
     answer = decode_frame(request.answer(0, None, {"msgId": "A"}))
     assert (answer.opaque, answer.is_response, answer.header_type) == (42, True, HeaderType.ROCKETMQ)
+
+
+@given(_commands, st.integers(-(10**18), 10**18), st.integers(0, 1 << 63))
+def test_success_is_written_as_any_answer(request: RemotingCommand, queue_id: int, offset: int) -> None:
+    """Byte for byte, in both encodings."""
+    message_id, transaction_id = f"7F00000100002694{offset:016X}", "0" * 28
+    fields = {
+        "msgId": message_id, "queueId": str(queue_id), "queueOffset": str(offset),
+        "MSG_REGION": "DefaultRegion", "TRACE_ON": "false", "transactionId": transaction_id,
+    }  # fmt: skip
+    written = encode_stored(request, message_id, queue_id, offset, transaction_id)
+    assert written == request.answer(0, None, fields)
 
 
 @pytest.mark.parametrize("size", [-1, 0, 3, 1025, 0x7FFFFFFF])

@@ -26,7 +26,7 @@ async def test_calls_that_come_meanwhile_go_together() -> None:
         return [call * 10 for call in calls]
 
     answers = list[int]()
-    gatherer = Gatherer[int, int](ask, lambda _, answer: answers.append(answer), lambda _: -1)
+    gatherer = Gatherer[int, int](ask, lambda _, given: answers.extend(given), lambda _: -1)
     for call in range(2):
         gatherer.add(call)
         await until(lambda: len(batches) > call)  # noqa: B023
@@ -52,7 +52,7 @@ async def test_a_batch_that_fails_answers_all_its_calls() -> None:
         return calls
 
     answers = list[int]()
-    gatherer = Gatherer[int, int](ask, lambda _, answer: answers.append(answer), lambda _: -1)
+    gatherer = Gatherer[int, int](ask, lambda _, given: answers.extend(given), lambda _: -1)
     gatherer.add(1)
     await until(lambda: gatherer.is_idle)
     gatherer.add(2)

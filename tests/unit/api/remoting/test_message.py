@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from api.remoting.message import (
     CheckedMessage,
-    OffsetMessageId,
     UnreadableMessage,
     encode_checked,
     make_message_id,
@@ -43,13 +42,13 @@ def test_no_text_is_too_odd_for_properties(text: str) -> None:
 @given(st.ip_addresses(v=4), st.integers(0, 65_535), st.integers(0, (1 << 63) - 1))
 def test_message_ids_say_where(host: IPv4Address, port: int, offset: int) -> None:
     """In 32 digits: address, port, offset; clients take the offset out of them."""
-    text = make_message_id(OffsetMessageId(str(host), port, offset))
+    text = make_message_id(f"{host}:{port}", offset)
     assert text == f"{int(host):08X}{port:08X}{offset:016X}"
 
 
 def test_a_name_is_no_address() -> None:
     """A route may advertise a name; the id has no room for one."""
-    assert make_message_id(OffsetMessageId("bridge.example", 9876, 5)) == f"{0:08X}{9876:08X}{5:016X}"
+    assert make_message_id("bridge.example:9876", 5) == f"{0:08X}{9876:08X}{5:016X}"
 
 
 @given(st.binary(max_size=500))
