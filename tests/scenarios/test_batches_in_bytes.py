@@ -11,6 +11,7 @@ from bridge.core.transaction import TransactionState
 from bridge.settler.ports import SettlerConfig
 from bridge.store.memory.store import MemoryStore
 from tests.support.settler_world import SettlerWorld, make_settler_world
+from tests.support.virtual_time import in_world
 
 BODY = 3_000
 LIMIT = 20_000  # of five bodies with what is around them
@@ -145,15 +146,11 @@ async def _weigh(store: MemoryStore, queue: MessageQueue, offsets: Collection[in
     return sum(map(count_stored_bytes, found.values()))
 
 
-def test_look_up_stops_at_its_bound() -> None:
+@in_world(make_settler_world)
+async def test_look_up_stops_at_its_bound(world: SettlerWorld) -> None:
     """One message more than fits at most."""
-    world = make_settler_world()
-
-    async def story() -> None:
-        await prepare_all(world)
-        queue = MessageQueue(world.topics.half, 0)
-        weight = await _weigh(world.memory.store, queue, range(len(NAMES)), LIMIT)
-        one = await _weigh(world.memory.store, queue, [0], LIMIT)
-        assert LIMIT <= weight < LIMIT + one
-
-    world.run(story())
+    await prepare_all(world)
+    queue = MessageQueue(world.topics.half, 0)
+    weight = await _weigh(world.memory.store, queue, range(len(NAMES)), LIMIT)
+    one = await _weigh(world.memory.store, queue, [0], LIMIT)
+    assert LIMIT <= weight < LIMIT + one

@@ -14,6 +14,7 @@ from bridge.store.memory.log import MemoryLog
 from bridge.store.memory.process import MemoryProcess
 from tests.support.memory_faults import ScriptedFaults
 from tests.support.settler_world import SettlerWorld, make_settler_world
+from tests.support.virtual_time import in_world
 
 CHAIN = ("t1", "t2", "t3")
 
@@ -179,25 +180,21 @@ class Silent(NoFaults):
         return Fate(request_ms=None) if is_lost else PASSES
 
 
-def test_who_stands_behind_a_blocked_head_is_told_so_at_once() -> None:
+@in_world(make_settler_world)
+async def test_who_stands_behind_a_blocked_head_is_told_so_at_once(world: SettlerWorld) -> None:
     """One batch, one ordering key, the first to a topic that refuses: the others hear ORDER (A)."""
-    world = make_settler_world()
-
-    async def story() -> None:
-        async with world.settling() as process:
-            for name, topic in zip(CHAIN, ("credits", "orders", "orders"), strict=True):
-                await world.prepare(name, Message(topic, b"k", name.encode()), ordering_key="o")
-            await world.settled()
-            world.memory.cluster.log.topics["credits"].is_denied = True
-            await commit_together(world, process, CHAIN)
-            await world.memory.clock.sleep_ms(2_000)
-            told = [world.op_of(name).transaction for name in CHAIN]
-            assert [t.reason for t in told][1:] == [ORDER, ORDER]
-            assert told[0].reason not in {None, SPLIT}
-            world.memory.cluster.log.topics["credits"].is_denied = False
-            await world.memory.clock.sleep_ms(120_000)
-
-    world.run(story())
+    async with world.settling() as process:
+        for name, topic in zip(CHAIN, ("credits", "orders", "orders"), strict=True):
+            await world.prepare(name, Message(topic, b"k", name.encode()), ordering_key="o")
+        await world.settled()
+        world.memory.cluster.log.topics["credits"].is_denied = True
+        await commit_together(world, process, CHAIN)
+        await world.memory.clock.sleep_ms(2_000)
+        told = [world.op_of(name).transaction for name in CHAIN]
+        assert [t.reason for t in told][1:] == [ORDER, ORDER]
+        assert told[0].reason not in {None, SPLIT}
+        world.memory.cluster.log.topics["credits"].is_denied = False
+        await world.memory.clock.sleep_ms(120_000)
     assert publishing_order(world) == list(CHAIN)
 
 
@@ -220,47 +217,39 @@ def test_split_commit_gets_a_reason_in_time_however_many_others_are_tried_before
     world.run(story())
 
 
-def test_blocked_commit_whose_body_no_log_has_says_so() -> None:
+@in_world(make_settler_world)
+async def test_blocked_commit_whose_body_no_log_has_says_so(world: SettlerWorld) -> None:
     """It is tried like any other, shown with its reason, and told to whoever asks; so are those behind it (A)."""
-    world = make_settler_world()
-
-    async def story() -> None:
-        async with world.settling("first") as process:
-            for name in CHAIN:
-                await world.prepare(name, Message("credits", b"k", name.encode()), ordering_key="o")
-            await world.settled()
-            world.memory.cluster.log.topics["credits"].is_denied = True
-            await commit_together(world, process, CHAIN[:1])
-            await world.memory.clock.sleep_ms(2_000)
-        journal = world.memory.cluster.log.topics[world.topics.half].partitions[0]
-        journal.drop_below(world.op_of("t1").transaction.half + 1)
-        world.memory.cluster.log.topics["credits"].is_denied = False
-        async with world.settling("second"):
-            await world.memory.clock.sleep_ms(2_000)
-            assert world.op_of("t1").transaction.reason == BODY_EXPIRED
-            await world.commit("t2", request="t2")
-            await world.memory.clock.sleep_ms(2_000)
-            assert world.op_of("t2").transaction.reason == ORDER
-
-    world.run(story())
+    async with world.settling("first") as process:
+        for name in CHAIN:
+            await world.prepare(name, Message("credits", b"k", name.encode()), ordering_key="o")
+        await world.settled()
+        world.memory.cluster.log.topics["credits"].is_denied = True
+        await commit_together(world, process, CHAIN[:1])
+        await world.memory.clock.sleep_ms(2_000)
+    journal = world.memory.cluster.log.topics[world.topics.half].partitions[0]
+    journal.drop_below(world.op_of("t1").transaction.half + 1)
+    world.memory.cluster.log.topics["credits"].is_denied = False
+    async with world.settling("second"):
+        await world.memory.clock.sleep_ms(2_000)
+        assert world.op_of("t1").transaction.reason == BODY_EXPIRED
+        await world.commit("t2", request="t2")
+        await world.memory.clock.sleep_ms(2_000)
+        assert world.op_of("t2").transaction.reason == ORDER
     assert world.memory.visible("credits") == []
 
 
-def test_topic_that_became_compacted_is_the_reason_of_a_keyless_commit() -> None:
+@in_world(make_settler_world)
+async def test_topic_that_became_compacted_is_the_reason_of_a_keyless_commit(world: SettlerWorld) -> None:
     """It is known without a refused Kafka transaction; when the topic takes it again it is published."""
-    world = make_settler_world()
-
-    async def story() -> None:
-        topic = world.memory.cluster.log.topics["credits"]
-        async with world.settling("only"):
-            await world.prepare("a", Message("credits", None, b"v"))
-            topic.alter({"cleanup.policy": "compact"})
-            await world.memory.clock.sleep_ms(10_000)
-            await world.commit("a")
-            await world.memory.clock.sleep_ms(10_000)
-            assert world.op_of("a").transaction.reason == "KEY_REQUIRED"
-            topic.alter({"cleanup.policy": "delete"})
-            await world.memory.clock.sleep_ms(90_000)
-
-    world.run(story())
+    topic = world.memory.cluster.log.topics["credits"]
+    async with world.settling("only"):
+        await world.prepare("a", Message("credits", None, b"v"))
+        topic.alter({"cleanup.policy": "compact"})
+        await world.memory.clock.sleep_ms(10_000)
+        await world.commit("a")
+        await world.memory.clock.sleep_ms(10_000)
+        assert world.op_of("a").transaction.reason == "KEY_REQUIRED"
+        topic.alter({"cleanup.policy": "delete"})
+        await world.memory.clock.sleep_ms(90_000)
     assert world.memory.visible("credits") == [b"v"]

@@ -9,6 +9,7 @@ from bridge.core.record import Act, ActRecord
 from bridge.core.transaction import MAX_LIFE, TransactionState
 from tests.support.checked_world import CheckedWorld
 from tests.support.settler_world import SettlerWorld, make_settler_world
+from tests.support.virtual_time import in_world
 from tests.unit.checker.world import saying
 
 MINUTE_MS = 60_000
@@ -57,21 +58,17 @@ def test_repeat_is_known_for_two_minutes_although_the_clock_jumps(*, is_taken_ov
     assert world.memory.visible("credits") == [b"once"]
 
 
-def test_what_ended_is_forgotten_when_both_clocks_say_so() -> None:
+@in_world(make_settler_world)
+async def test_what_ended_is_forgotten_when_both_clocks_say_so(world: SettlerWorld) -> None:
     """Memory and the op messages a successor reads stay bounded after a jump too."""
-    world = make_settler_world()
-
-    async def story() -> None:
-        async with world.settling():
-            await publish_keyed(world, "once")
-            world.memory.clock.shift_wall_clock(3 * MINUTE_MS)
-            await pass_others(world, "x")
-            first_o = world.read_op().positions[-1].o
-            await world.memory.clock.sleep_ms(5 * MINUTE_MS)
-            await pass_others(world, "y")
-            assert world.read_op().positions[-1].o > first_o
-
-    world.run(story())
+    async with world.settling():
+        await publish_keyed(world, "once")
+        world.memory.clock.shift_wall_clock(3 * MINUTE_MS)
+        await pass_others(world, "x")
+        first_o = world.read_op().positions[-1].o
+        await world.memory.clock.sleep_ms(5 * MINUTE_MS)
+        await pass_others(world, "y")
+        assert world.read_op().positions[-1].o > first_o
 
 
 @pytest.mark.parametrize("is_read_back", [False, True], ids=["read live", "read back"])

@@ -19,6 +19,7 @@ from bridge.node import Node
 from bridge.service.contract import Outcome, Prepared, RefusalCode, Refused
 from bridge.sql.identity import read_halts
 from tests.support.lost_log_world import LostLogWorld, make_lost_log_world
+from tests.support.virtual_time import in_world
 
 TOPICS = ["half", "op", "parked"]
 OWNERS = ["same owner", "replaced owner"]
@@ -101,41 +102,37 @@ async def denied(world: LostLogWorld, topic: str) -> AsyncIterator[None]:
 @pytest.mark.parametrize("owner", OWNERS)
 @pytest.mark.parametrize("topic", TOPICS)
 @pytest.mark.parametrize("trouble", [leaderless, denied], ids=lambda trouble: trouble.__name__)
-def test_internal_topic_that_takes_nothing_for_a_while(
-    tmp_path: Path, trouble: Callable[..., object], topic: str, owner: str
+@in_world(make_lost_log_world)
+async def test_internal_topic_that_takes_nothing_for_a_while(
+    world: LostLogWorld, trouble: Callable[..., object], topic: str, owner: str
 ) -> None:
     """Nobody halts and nobody acts: 503 or unknown meanwhile, afterwards everybody hears the truth (L, P, D, A, T)."""
-    world = make_lost_log_world(tmp_path)
-
-    async def story() -> None:
-        async with AsyncExitStack() as first, AsyncExitStack() as second:
-            nodes = [await first.enter_async_context(world.running())]
-            if owner == "replaced owner":
-                nodes.append(await second.enter_async_context(world.running()))
-            short = await world.prepare(nodes[-1], b"short", max_lifetime_s=20, immunity_s=0)
-            async with load(world, nodes) as heard:
-                await progress(world, heard)
-                async with trouble(world, topic):  # type: ignore[attr-defined]
-                    held = await world.prepare(nodes[-1], b"held")
-                    if topic == "half":
-                        expected = Outcome.NOT_APPLIED if trouble is denied else Outcome.UNKNOWN
-                        assert held.outcome is expected, held
-                    if owner == "replaced owner":
-                        await first.aclose()
-                    await world.memory.clock.sleep_ms(60_000)
-                    if topic == "parked":
-                        await progress(world, heard)
-                        assert (await state_of(nodes[-1], short)) is TransactionState.PREPARED
-                await progress(world, heard)
-                assert await world.database.read(read_halts) == {}
-                await world.until_true(lambda: is_parked(nodes[-1], short), "parked", 240_000)
-            if topic != "half":
-                ended = await world.end(nodes[-1], held)
-                assert (ended.state, ended.blocked) == (TransactionState.COMMITTED, False)
-            await find_truth(world, nodes[-1], heard)
-        check_visible(world, heard)
-
-    world.run(story())
+    async with AsyncExitStack() as first, AsyncExitStack() as second:
+        nodes = [await first.enter_async_context(world.running())]
+        if owner == "replaced owner":
+            nodes.append(await second.enter_async_context(world.running()))
+        short = await world.prepare(nodes[-1], b"short", max_lifetime_s=20, immunity_s=0)
+        async with load(world, nodes) as heard:
+            await progress(world, heard)
+            async with trouble(world, topic):  # type: ignore[attr-defined]
+                held = await world.prepare(nodes[-1], b"held")
+                if topic == "half":
+                    expected = Outcome.NOT_APPLIED if trouble is denied else Outcome.UNKNOWN
+                    assert held.outcome is expected, held
+                if owner == "replaced owner":
+                    await first.aclose()
+                await world.memory.clock.sleep_ms(60_000)
+                if topic == "parked":
+                    await progress(world, heard)
+                    assert (await state_of(nodes[-1], short)) is TransactionState.PREPARED
+            await progress(world, heard)
+            assert await world.database.read(read_halts) == {}
+            await world.until_true(lambda: is_parked(nodes[-1], short), "parked", 240_000)
+        if topic != "half":
+            ended = await world.end(nodes[-1], held)
+            assert (ended.state, ended.blocked) == (TransactionState.COMMITTED, False)
+        await find_truth(world, nodes[-1], heard)
+    check_visible(world, heard)
 
 
 async def state_of(node: Node, made: Prepared) -> TransactionState | None:
@@ -161,42 +158,40 @@ async def find_truth(world: LostLogWorld, node: Node, heard: Heard) -> None:
 @pytest.mark.parametrize("owner", OWNERS)
 @pytest.mark.parametrize("topic", TOPICS)
 @pytest.mark.parametrize("how", ["deleted", "recreated", "cut off"])
-def test_internal_topic_that_is_lost_is_refused_and_given_up(tmp_path: Path, how: str, topic: str, owner: str) -> None:
+@in_world(make_lost_log_world)
+async def test_internal_topic_that_is_lost_is_refused_and_given_up(
+    world: LostLogWorld, how: str, topic: str, owner: str
+) -> None:
     """503 not applied within seconds, until an operator says what is given up; then all goes on, nothing comes twice,
     and each acknowledged transaction that was not ended is ended or was told (D, L, 53, 62)."""
-    world = make_lost_log_world(tmp_path)
-
-    async def story() -> None:
-        async with AsyncExitStack() as first, AsyncExitStack() as second:
-            nodes = [await first.enter_async_context(world.running())]
-            pending = await world.prepare(nodes[-1], b"pending")
-            async with load(world, nodes) as heard:
-                await progress(world, heard)
-                await world.until_true(lambda: is_searched(nodes[-1], pending), "in search")
-                if owner == "replaced owner":
-                    nodes.append(await second.enter_async_context(world.running()))
-                lose(world, topic, how)
-                if owner == "replaced owner":
-                    await first.aclose()
-                if topic == "parked" and how == "cut off":
-                    return  # nothing was parked: nothing is lost, and nobody can know
-                refusal = await world.refused(nodes[-1], "--accept-identity")
-                assert refusal.code is RefusalCode.UNAVAILABLE
-                losses = await world.give_up()
-                await progress(world, heard)
-            told = {u.transaction_id for loss in losses for u in loss.unproven}
-            assert (pending.transaction_id in told) is (topic != "parked")
-            for value, transaction_id in [(b"pending", pending.transaction_id), *heard.ids.items()]:
-                if value not in heard.committed:
-                    answer = await world.end(nodes[-1], pending_of(transaction_id))
-                    is_given_up = isinstance(answer, Refused) and answer.code is RefusalCode.GIVEN_UP
-                    assert is_given_up or isinstance(answer, TransactionView), (value, answer)
-                    assert not is_given_up or transaction_id in told or answer.state is None, "nobody knew it"
-            await world.memory.clock.sleep_ms(10_000)
-            assert await world.database.read(read_halts) == {}
-        check_visible(world, heard)
-
-    world.run(story())
+    async with AsyncExitStack() as first, AsyncExitStack() as second:
+        nodes = [await first.enter_async_context(world.running())]
+        pending = await world.prepare(nodes[-1], b"pending")
+        async with load(world, nodes) as heard:
+            await progress(world, heard)
+            await world.until_true(lambda: is_searched(nodes[-1], pending), "in search")
+            if owner == "replaced owner":
+                nodes.append(await second.enter_async_context(world.running()))
+            lose(world, topic, how)
+            if owner == "replaced owner":
+                await first.aclose()
+            if topic == "parked" and how == "cut off":
+                return  # nothing was parked: nothing is lost, and nobody can know
+            refusal = await world.refused(nodes[-1], "--accept-identity")
+            assert refusal.code is RefusalCode.UNAVAILABLE
+            losses = await world.give_up()
+            await progress(world, heard)
+        told = {u.transaction_id for loss in losses for u in loss.unproven}
+        assert (pending.transaction_id in told) is (topic != "parked")
+        for value, transaction_id in [(b"pending", pending.transaction_id), *heard.ids.items()]:
+            if value not in heard.committed:
+                answer = await world.end(nodes[-1], pending_of(transaction_id))
+                is_given_up = isinstance(answer, Refused) and answer.code is RefusalCode.GIVEN_UP
+                assert is_given_up or isinstance(answer, TransactionView), (value, answer)
+                assert not is_given_up or transaction_id in told or answer.state is None, "nobody knew it"
+        await world.memory.clock.sleep_ms(10_000)
+        assert await world.database.read(read_halts) == {}
+    check_visible(world, heard)
 
 
 def pending_of(transaction_id: str) -> Prepared:
@@ -262,34 +257,30 @@ def is_expired(answer: object) -> bool:
 
 
 @pytest.mark.parametrize("owner", OWNERS)
-def test_op_topic_cut_off_under_its_owner_halts_at_the_next_batch(tmp_path: Path, owner: str) -> None:
+@in_world(make_lost_log_world)
+async def test_op_topic_cut_off_under_its_owner_halts_at_the_next_batch(world: LostLogWorld, owner: str) -> None:
     """What it said of the last transactions is gone: a successor would take what is published for pending (D)."""
-    world = make_lost_log_world(tmp_path)
-
-    async def story() -> None:
-        async with world.running(is_settling=False) as api:
-            async with world.running() as node:
-                done = await world.prepare(node, b"done")
-                assert (await world.end(node, done)).state is TransactionState.COMMITTED
-                await world.until_true(lambda: is_searched(node, done), "in search")
-                op = world.memory.cluster.log.topics[world.topics.op].partitions[0]
-                first = min(r.stored.queue_offset for r in op.records if r.stored.key == done.transaction_id.encode())
-                if owner == "same owner":
-                    world.truncate(world.topics.op, first)
-                    await world.prepare(node, b"next")
-                    await world.until_true(lambda: is_halted(world), "halted")
-            if owner == "replaced owner":
+    async with world.running(is_settling=False) as api:
+        async with world.running() as node:
+            done = await world.prepare(node, b"done")
+            assert (await world.end(node, done)).state is TransactionState.COMMITTED
+            await world.until_true(lambda: is_searched(node, done), "in search")
+            op = world.memory.cluster.log.topics[world.topics.op].partitions[0]
+            first = min(r.stored.queue_offset for r in op.records if r.stored.key == done.transaction_id.encode())
+            if owner == "same owner":
                 world.truncate(world.topics.op, first)
-            async with world.running() as node:
+                await world.prepare(node, b"next")
                 await world.until_true(lambda: is_halted(world), "halted")
-                assert "--accept-identity" in (await world.refused(api, "--accept-identity")).detail
-                await world.give_up()
-                await world.until_true(lambda: is_open(world, node), "open again")
-                again = await world.end(node, done)
-                assert again.state is TransactionState.COMMITTED
-                assert node.seal_watch.forged == 0  # what `migrate` wrote first, before there was a key, is its own
-
-    world.run(story())
+        if owner == "replaced owner":
+            world.truncate(world.topics.op, first)
+        async with world.running() as node:
+            await world.until_true(lambda: is_halted(world), "halted")
+            assert "--accept-identity" in (await world.refused(api, "--accept-identity")).detail
+            await world.give_up()
+            await world.until_true(lambda: is_open(world, node), "open again")
+            again = await world.end(node, done)
+            assert again.state is TransactionState.COMMITTED
+            assert node.seal_watch.forged == 0  # what `migrate` wrote first, before there was a key, is its own
     assert world.memory.visible("orders").count(b"done") == 1
 
 
@@ -302,19 +293,15 @@ async def is_open(world: LostLogWorld, node: Node) -> bool:
 
 
 @pytest.mark.parametrize("topic", ["half", "op"])
-def test_internal_topic_that_has_grown_is_refused_and_loses_nothing(tmp_path: Path, topic: str) -> None:
+@in_world(make_lost_log_world)
+async def test_internal_topic_that_has_grown_is_refused_and_loses_nothing(world: LostLogWorld, topic: str) -> None:
     """Nobody would own the new queues: with the next look all is refused as not applied; what was there stays (53)."""
-    world = make_lost_log_world(tmp_path)
-
-    async def story() -> None:
-        async with world.running() as node:
-            before = await world.prepare(node, b"before", immunity_s=3_600)
-            world.memory.cluster.log.add_queues(name_of(world, topic), 3)
-            assert (await world.end(node, before)).state is TransactionState.COMMITTED
-            await world.memory.clock.sleep_ms(4_000)
-            assert "3 queues, 1 are configured" in (await world.refused(node, "queues")).detail
-
-    world.run(story())
+    async with world.running() as node:
+        before = await world.prepare(node, b"before", immunity_s=3_600)
+        world.memory.cluster.log.add_queues(name_of(world, topic), 3)
+        assert (await world.end(node, before)).state is TransactionState.COMMITTED
+        await world.memory.clock.sleep_ms(4_000)
+        assert "3 queues, 1 are configured" in (await world.refused(node, "queues")).detail
     assert world.memory.visible("orders") == [b"before"]
 
 
@@ -351,40 +338,36 @@ def test_op_records_deleted_under_their_owner_are_written_again(tmp_path: Path, 
     assert [visible.count(value) for value in (b"done", b"parked", b"carried", b"young")] == [1, 1, 1, 1]
 
 
-def test_what_had_ended_before_its_op_records_were_deleted_is_not_pending_again(tmp_path: Path) -> None:
+@in_world(make_lost_log_world)
+async def test_what_had_ended_before_its_op_records_were_deleted_is_not_pending_again(world: LostLogWorld) -> None:
     """A rebuild finds half messages alone: they are no longer counted, and answered with what was known last (A, C)."""
-    world = make_lost_log_world(tmp_path)
-
-    async def story() -> None:
-        async with world.running() as node:
-            assert node.settler is not None
-            status = node.settler.status
-            done = await world.prepare(node, b"done", idempotency_key="done", is_published=True)
-            undone = await world.prepare(node, b"undone")
-            assert (await world.end(node, undone, Resolution.ROLLBACK)).state is TransactionState.ROLLED_BACK
-            carried = await world.prepare(node, b"carried", **LONG)
-            await world.memory.clock.sleep_ms(400_000)
-            young = await world.prepare(node, b"young", **LONG)
-            await world.until_true(lambda: is_searched(node, done), "in search")
-            op = world.memory.cluster.log.topics[world.topics.op].partitions[0]
-            op.drop_below(op.maximum)
-            await world.until(lambda: status[0].is_cut, "told")
-            with pytest.raises(QueueHalted, match=r"the op topic of queue 0 begins at .* nothing was changed"):
-                await world.rebuild()
-            await world.until(lambda: not status[0].is_cut, "written again", 400_000)
-            verdict = await world.rebuild()
-            assert (verdict.unproven, verdict.orphan_count) == (2, 0)
-            assert (verdict.total.prepared, verdict.total.pending) == (2, 2)
-        async with world.running() as node:
-            for made, state in ((done, TransactionState.COMMITTED), (undone, TransactionState.ROLLED_BACK)):
-                view = await node.transactions.get(made.transaction_id)
-                assert isinstance(view, TransactionView)
-                assert (view.is_unproven, view.state) == (False, state)
-            again = await world.prepare(node, b"done", idempotency_key="done", is_published=True)
-            assert again.state is TransactionState.COMMITTED
-            assert (await world.end(node, undone, Resolution.ROLLBACK)).state is TransactionState.ROLLED_BACK
-            for made in (carried, young):
-                assert (await world.end(node, made)).state is TransactionState.COMMITTED
-
-    world.run(story())
+    async with world.running() as node:
+        assert node.settler is not None
+        status = node.settler.status
+        done = await world.prepare(node, b"done", idempotency_key="done", is_published=True)
+        undone = await world.prepare(node, b"undone")
+        assert (await world.end(node, undone, Resolution.ROLLBACK)).state is TransactionState.ROLLED_BACK
+        carried = await world.prepare(node, b"carried", **LONG)
+        await world.memory.clock.sleep_ms(400_000)
+        young = await world.prepare(node, b"young", **LONG)
+        await world.until_true(lambda: is_searched(node, done), "in search")
+        op = world.memory.cluster.log.topics[world.topics.op].partitions[0]
+        op.drop_below(op.maximum)
+        await world.until(lambda: status[0].is_cut, "told")
+        with pytest.raises(QueueHalted, match=r"the op topic of queue 0 begins at .* nothing was changed"):
+            await world.rebuild()
+        await world.until(lambda: not status[0].is_cut, "written again", 400_000)
+        verdict = await world.rebuild()
+        assert (verdict.unproven, verdict.orphan_count) == (2, 0)
+        assert (verdict.total.prepared, verdict.total.pending) == (2, 2)
+    async with world.running() as node:
+        for made, state in ((done, TransactionState.COMMITTED), (undone, TransactionState.ROLLED_BACK)):
+            view = await node.transactions.get(made.transaction_id)
+            assert isinstance(view, TransactionView)
+            assert (view.is_unproven, view.state) == (False, state)
+        again = await world.prepare(node, b"done", idempotency_key="done", is_published=True)
+        assert again.state is TransactionState.COMMITTED
+        assert (await world.end(node, undone, Resolution.ROLLBACK)).state is TransactionState.ROLLED_BACK
+        for made in (carried, young):
+            assert (await world.end(node, made)).state is TransactionState.COMMITTED
     assert sorted(world.memory.visible("orders")) == [b"carried", b"done", b"young"]

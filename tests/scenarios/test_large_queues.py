@@ -12,6 +12,7 @@ from bridge.core.record_codec import encode_end, encode_half
 from bridge.core.transaction import TransactionState, make_transaction_id
 from bridge.settler.ports import SettlerConfig
 from tests.support.settler_world import GROUP, SettlerWorld, make_settler_world
+from tests.support.virtual_time import in_world
 
 PENDING = 400_000
 REPEATED = 2_000
@@ -68,29 +69,25 @@ def test_many_pending_transactions_are_carried_forward_once_and_rebuilt() -> Non
     world.run(story())
 
 
-def test_batch_of_repeated_ends_publishes_once_and_answers_each() -> None:
+@in_world(make_settler_world)
+async def test_batch_of_repeated_ends_publishes_once_and_answers_each(world: SettlerWorld) -> None:
     """Two thousand ends of one transaction at once, every second one a contradiction: one wins, all hear it (D, F)."""
-    world = make_settler_world()
-
-    async def story() -> None:
-        queue = MessageQueue(world.topics.half, 0)
-        async with world.settling("first") as first:
-            await world.prepare("a", *[Message("credits", b"k", b"%d" % n) for n in range(MESSAGES)])
-            await world.settled()
-            first.freeze()
-            ends = [
-                EndRecord(
-                    world.id_of("a"), Resolution.ROLLBACK if n % 2 else Resolution.COMMIT, Source.PRODUCER, 0,
-                    request=f"r{n}",
-                )
-                for n in range(REPEATED)
-            ]  # fmt: skip
-            await world.memory.store.put_many([encode_end(end, queue.topic, 0) for end in ends])
-            first.thaw()
-            await world.memory.clock.sleep_ms(5_000)
-            assert world.settlers["first"].status[0].take_overs == 1
-
-    world.run(story())
+    queue = MessageQueue(world.topics.half, 0)
+    async with world.settling("first") as first:
+        await world.prepare("a", *[Message("credits", b"k", b"%d" % n) for n in range(MESSAGES)])
+        await world.settled()
+        first.freeze()
+        ends = [
+            EndRecord(
+                world.id_of("a"), Resolution.ROLLBACK if n % 2 else Resolution.COMMIT, Source.PRODUCER, 0,
+                request=f"r{n}",
+            )
+            for n in range(REPEATED)
+        ]  # fmt: skip
+        await world.memory.store.put_many([encode_end(end, queue.topic, 0) for end in ends])
+        first.thaw()
+        await world.memory.clock.sleep_ms(5_000)
+        assert world.settlers["first"].status[0].take_overs == 1
     assert world.memory.visible("credits") == [b"%d" % n for n in range(MESSAGES)]
     log = world.read_op()
     [op] = log.every

@@ -4,6 +4,7 @@ import pytest
 
 from bridge.core.message import Message
 from tests.support.settler_world import SettlerWorld, make_settler_world
+from tests.support.virtual_time import in_world
 
 HOUR_MS = 3_600_000
 LIMIT = {"message.timestamp.before.max.ms": str(HOUR_MS)}
@@ -88,25 +89,21 @@ def test_topic_that_takes_only_young_timestamps_is_published_to(limit_ms: int) -
     world.run(story(), 4 * HOUR_MS)
 
 
-def test_commit_of_a_time_that_is_years_ahead_is_stamped_anew() -> None:
+@in_world(make_settler_world)
+async def test_commit_of_a_time_that_is_years_ahead_is_stamped_anew(world: SettlerWorld) -> None:
     """A broker's clock was: no topic takes that time, so it would stay blocked for years. Its next owner knows (L)."""
-    world = make_settler_world()
-
-    async def story() -> None:
-        ours = [world.memory.cluster.log.topics[name].partitions[0] for name in (world.topics.half, world.topics.op)]
-        async with world.settling("first"):
-            for partition in ours:
-                partition.ahead_ms = 20 * 365 * 24 * HOUR_MS
-            await world.prepare("t0", Message("credits", b"k", b"v"))
-            await world.commit("t0")
-            await world.memory.clock.sleep_ms(10_000)
-            assert world.op_of("t0").transaction.reason == "INVALID_TIMESTAMP"
-            for partition in ours:
-                partition.ahead_ms = 0
-        taken_over_ms = world.memory.clock.now_ms()
-        async with world.settling("second"):
-            await world.memory.clock.sleep_ms(120_000)
-        [record] = world.memory.read_visible("credits")
-        assert taken_over_ms <= record.stored_ms <= world.memory.clock.now_ms()
-
-    world.run(story())
+    ours = [world.memory.cluster.log.topics[name].partitions[0] for name in (world.topics.half, world.topics.op)]
+    async with world.settling("first"):
+        for partition in ours:
+            partition.ahead_ms = 20 * 365 * 24 * HOUR_MS
+        await world.prepare("t0", Message("credits", b"k", b"v"))
+        await world.commit("t0")
+        await world.memory.clock.sleep_ms(10_000)
+        assert world.op_of("t0").transaction.reason == "INVALID_TIMESTAMP"
+        for partition in ours:
+            partition.ahead_ms = 0
+    taken_over_ms = world.memory.clock.now_ms()
+    async with world.settling("second"):
+        await world.memory.clock.sleep_ms(120_000)
+    [record] = world.memory.read_visible("credits")
+    assert taken_over_ms <= record.stored_ms <= world.memory.clock.now_ms()

@@ -12,6 +12,7 @@ from bridge.core.transaction import TransactionView, queue_of
 from bridge.node import Node
 from bridge.service.contract import EndCall, PrepareCall, Prepared
 from tests.support.service_world import ServiceWorld, make_service_world
+from tests.support.virtual_time import in_world
 
 
 class Made(NamedTuple):
@@ -85,23 +86,19 @@ async def append_as_before(world: ServiceWorld, known: HalfMessage, name: str, t
     return transaction_id
 
 
-def test_what_was_prepared_by_an_older_version_keeps_its_order(tmp_path: Path) -> None:
+@in_world(make_service_world)
+async def test_what_was_prepared_by_an_older_version_keeps_its_order(world: ServiceWorld) -> None:
     """Half messages without OKEY wait for each other as they did, by the message key alone, also after a take-over."""
-    world = make_service_world(tmp_path)
-
-    async def story() -> None:
-        async with world.serving() as api:
-            async with world.settlers.settling("first"):
-                new = await prepare(api, Made("shop", "orders"))
-                [known] = [record for record in await world.journal() if isinstance(record, HalfMessage)]
-                world.settlers.memory.cluster.log.topics["credits"].is_denied = True
-                old = [await append_as_before(world, known, *each) for each in (("a", "credits"), ("b", "orders"))]
-                await world.sleep(2_000)
-            async with world.settlers.settling("second"):
-                old.append(await append_as_before(world, known, "c", "orders"))
-                await world.sleep(2_000)
-                reasons = [world.settlers.read_op().last[i].transaction.reason for i in old]
-                assert reasons[1:] == ["ORDER", "ORDER"]
-                assert await commit(api, new) is None
-
-    world.run(story())
+    async with world.serving() as api:
+        async with world.settlers.settling("first"):
+            new = await prepare(api, Made("shop", "orders"))
+            [known] = [record for record in await world.journal() if isinstance(record, HalfMessage)]
+            world.settlers.memory.cluster.log.topics["credits"].is_denied = True
+            old = [await append_as_before(world, known, *each) for each in (("a", "credits"), ("b", "orders"))]
+            await world.sleep(2_000)
+        async with world.settlers.settling("second"):
+            old.append(await append_as_before(world, known, "c", "orders"))
+            await world.sleep(2_000)
+            reasons = [world.settlers.read_op().last[i].transaction.reason for i in old]
+            assert reasons[1:] == ["ORDER", "ORDER"]
+            assert await commit(api, new) is None

@@ -16,6 +16,7 @@ from bridge.settler.settler import Hold
 from bridge.store.memory.log import clean
 from tests.support.service_world import make_service_world
 from tests.support.settler_world import SettlerWorld, make_settler_world
+from tests.support.virtual_time import in_world
 from tests.support.whole_service import projecting
 
 DAY_MS = 86_400_000
@@ -102,134 +103,112 @@ def test_idle_queue_serves_reads_and_keyed_prepares(tmp_path: Path) -> None:
     assert world.settlers.memory.visible("orders") == [b"v"]
 
 
-def test_position_of_an_idle_queue_outlives_the_op_topics_retention() -> None:
+@in_world(make_short_days)
+async def test_position_of_an_idle_queue_outlives_the_op_topics_retention(world: SettlerWorld) -> None:
     """An idle owner writes it again: its successor does not find an op topic that says nothing (L)."""
-    world = make_short_days()
-
-    async def story() -> None:
-        async with world.settling("first"):
-            await world.prepare("a", Message("credits", b"k", b"a"))
-            await world.commit("a")
-            await pass_minutes(world, 40)
-        async with world.settling("second"):
-            await world.prepare("b", Message("credits", b"k", b"b"))
-            await world.commit("b")
-            await world.memory.clock.sleep_ms(30_000)
-
-    world.run(story())
+    async with world.settling("first"):
+        await world.prepare("a", Message("credits", b"k", b"a"))
+        await world.commit("a")
+        await pass_minutes(world, 40)
+    async with world.settling("second"):
+        await world.prepare("b", Message("credits", b"k", b"b"))
+        await world.commit("b")
+        await world.memory.clock.sleep_ms(30_000)
     assert world.memory.visible("credits") == [b"a", b"b"]
 
 
 @pytest.mark.parametrize("pass_time", [stay_quiet, change_owners])
-def test_parked_one_outlives_the_op_topics_retention(pass_time: Passing) -> None:
+@in_world(make_short_days)
+async def test_parked_one_outlives_the_op_topics_retention(world: SettlerWorld, pass_time: Passing) -> None:
     """Its op message is written again in time, without traffic and with owners that never stay long (S, L)."""
-    world = make_short_days()
-
-    async def story() -> None:
-        async with world.settling("zeroth"):
-            await world.prepare("a", Message("credits", b"k", b"v"))
-            await world.settled()
-            world.observer.owners[0].park({world.id_of("a"): MAX_CHECKS})
-            await world.memory.clock.sleep_ms(10_000)
-        await pass_time(world)
-        async with world.settling("last"):
-            await world.commit("a")
-            await world.memory.clock.sleep_ms(30_000)
-
-    world.run(story())
+    async with world.settling("zeroth"):
+        await world.prepare("a", Message("credits", b"k", b"v"))
+        await world.settled()
+        world.observer.owners[0].park({world.id_of("a"): MAX_CHECKS})
+        await world.memory.clock.sleep_ms(10_000)
+    await pass_time(world)
+    async with world.settling("last"):
+        await world.commit("a")
+        await world.memory.clock.sleep_ms(30_000)
     assert world.memory.visible("credits") == [b"v"]
 
 
 @pytest.mark.parametrize("pass_time", [stay_quiet, change_owners])
-def test_blocked_commit_outlives_a_quiet_journal(pass_time: Passing) -> None:
+@in_world(make_short_days)
+async def test_blocked_commit_outlives_a_quiet_journal(world: SettlerWorld, pass_time: Passing) -> None:
     """Its body is in the parked topic before the journal forgets it, without traffic and across owners (L)."""
-    world = make_short_days()
-
-    async def story() -> None:
-        log = world.memory.cluster.log
-        async with world.settling("zeroth"):
-            await world.prepare("a", Message("credits", b"k", b"v"))
-            log.delete_topic("credits")
-            await world.commit("a")
-            await world.memory.clock.sleep_ms(10_000)
-        await pass_time(world)
-        log.create_topic("credits", 1)
-        async with world.settling("last"):
-            await world.memory.clock.sleep_ms(90_000)
-
-    world.run(story())
+    log = world.memory.cluster.log
+    async with world.settling("zeroth"):
+        await world.prepare("a", Message("credits", b"k", b"v"))
+        log.delete_topic("credits")
+        await world.commit("a")
+        await world.memory.clock.sleep_ms(10_000)
+    await pass_time(world)
+    log.create_topic("credits", 1)
+    async with world.settling("last"):
+        await world.memory.clock.sleep_ms(90_000)
     assert world.memory.visible("credits") == [b"v"]
 
 
-def test_blocked_commit_that_is_tried_again_and_again_outlives_the_journal() -> None:
+@in_world(make_short_days)
+async def test_blocked_commit_that_is_tried_again_and_again_outlives_the_journal(world: SettlerWorld) -> None:
     """Each refusal writes its op message anew, so that never grows old; its half message does (L)."""
-    world = make_short_days()
-
-    async def story() -> None:
-        topic = world.memory.cluster.log.topics["credits"]
-        async with world.settling("first"):
-            await world.prepare("a", Message("credits", None, b"v"))
-            topic.is_denied = True
-            await world.commit("a")
-            await pass_minutes(world, 40)
-            assert world.op_of("a").transaction.reason == "TOPIC_AUTHORIZATION_FAILED"
-        topic.is_denied = False
-        async with world.settling("last"):
-            await world.memory.clock.sleep_ms(90_000)
-
-    world.run(story())
+    topic = world.memory.cluster.log.topics["credits"]
+    async with world.settling("first"):
+        await world.prepare("a", Message("credits", None, b"v"))
+        topic.is_denied = True
+        await world.commit("a")
+        await pass_minutes(world, 40)
+        assert world.op_of("a").transaction.reason == "TOPIC_AUTHORIZATION_FAILED"
+    topic.is_denied = False
+    async with world.settling("last"):
+        await world.memory.clock.sleep_ms(90_000)
     assert world.memory.visible("credits") == [b"v"]
 
 
 @pytest.mark.parametrize("pass_time", [stay_quiet, change_owners])
-def test_pending_one_that_nobody_is_asked_about_outlives_the_journal(pass_time: Passing) -> None:
+@in_world(make_short_days)
+async def test_pending_one_that_nobody_is_asked_about_outlives_the_journal(
+    world: SettlerWorld, pass_time: Passing
+) -> None:
     """Its life does not end while an operator has paused the checks of its group: it is copied before its half message
     goes, stays PREPARED, and can be parked and published from its copy (L)."""
-    world = make_short_days()
-
-    async def story() -> None:
-        async with world.settling("before"):
-            await world.prepare("a", Message("credits", b"k", b"v"))
-            await world.settled()
-        await pass_time(world)
-        kept = world.op_of("a").transaction
-        assert (kept.state, kept.parked) == (TransactionState.PREPARED, 0)
-        async with world.settling("last"):
-            await world.memory.clock.sleep_ms(5_000)
-            world.observer.owners[0].park({world.id_of("a"): MAX_CHECKS})  # the pause is over
-            await world.memory.clock.sleep_ms(1_000)
-            assert world.op_of("a").transaction.state is TransactionState.PARKED
-            await world.commit("a")
-            await world.settled()
-
-    world.run(story())
+    async with world.settling("before"):
+        await world.prepare("a", Message("credits", b"k", b"v"))
+        await world.settled()
+    await pass_time(world)
+    kept = world.op_of("a").transaction
+    assert (kept.state, kept.parked) == (TransactionState.PREPARED, 0)
+    async with world.settling("last"):
+        await world.memory.clock.sleep_ms(5_000)
+        world.observer.owners[0].park({world.id_of("a"): MAX_CHECKS})  # the pause is over
+        await world.memory.clock.sleep_ms(1_000)
+        assert world.op_of("a").transaction.state is TransactionState.PARKED
+        await world.commit("a")
+        await world.settled()
     assert world.memory.visible("credits") == [b"v"]
     assert len(world.memory.read_visible(world.topics.parked)) == 2
 
 
-def test_parked_topic_that_refuses_does_not_stop_the_queue() -> None:
+@in_world(make_short_days)
+async def test_parked_topic_that_refuses_does_not_stop_the_queue(world: SettlerWorld) -> None:
     """A blocked commit is to be copied there, and cannot be: others go on, and it is copied later (B, L)."""
-    world = make_short_days()
-
-    async def story() -> None:
-        log = world.memory.cluster.log
-        async with world.settling("first"):
-            await world.prepare("a", Message("credits", b"k", b"a"))
-            log.delete_topic("credits")
-            await world.commit("a")
-            log.topics[world.topics.parked].is_denied = True
-            await pass_minutes(world, 9)
-            await world.prepare("b", Message("orders", b"other", b"b"))
-            await world.commit("b")
-            await world.memory.clock.sleep_ms(10_000)
-            assert world.memory.visible("orders") == [b"b"]
-            assert world.op_of("a").transaction.parked is None
-            log.topics[world.topics.parked].is_denied = False
-            await pass_minutes(world, 3)
-            assert world.op_of("a").transaction.parked == 0
-            assert world.settlers["first"].status[0].blocked == 1
-
-    world.run(story())
+    log = world.memory.cluster.log
+    async with world.settling("first"):
+        await world.prepare("a", Message("credits", b"k", b"a"))
+        log.delete_topic("credits")
+        await world.commit("a")
+        log.topics[world.topics.parked].is_denied = True
+        await pass_minutes(world, 9)
+        await world.prepare("b", Message("orders", b"other", b"b"))
+        await world.commit("b")
+        await world.memory.clock.sleep_ms(10_000)
+        assert world.memory.visible("orders") == [b"b"]
+        assert world.op_of("a").transaction.parked is None
+        log.topics[world.topics.parked].is_denied = False
+        await pass_minutes(world, 3)
+        assert world.op_of("a").transaction.parked == 0
+        assert world.settlers["first"].status[0].blocked == 1
     assert len(world.memory.read_visible(world.topics.parked)) == 1
 
 
@@ -272,24 +251,20 @@ def test_parked_topic_that_refuses_holds_up_no_commit(trouble: str) -> None:
     assert len(world.memory.read_visible(world.topics.parked)) == 1
 
 
-def test_copy_too_large_for_the_parked_topic_holds_up_no_other() -> None:
+@in_world(make_settler_world)
+async def test_copy_too_large_for_the_parked_topic_holds_up_no_other(world: SettlerWorld) -> None:
     """One that cannot be parked waits, and stays PREPARED (B, S)."""
-    world = make_settler_world()
-
-    async def story() -> None:
-        async with world.settling("first"):
-            for name, size in (("large", 5_000), ("small", 10)):
-                await world.prepare(name, Message("credits", b"k", b"v" * size))
-            await world.settled()
-            world.memory.cluster.log.topics[world.topics.parked].alter({"max.message.bytes": "2000"})
-            world.observer.owners[0].park({world.id_of(name): MAX_CHECKS for name in ("large", "small")})
-            await world.memory.clock.sleep_ms(10_000)
-            assert world.op_of("small").transaction.state is TransactionState.PARKED
-            assert world.id_of("large") in world.observer.pending
-            await world.commit("large")
-            await world.settled()
-
-    world.run(story())
+    async with world.settling("first"):
+        for name, size in (("large", 5_000), ("small", 10)):
+            await world.prepare(name, Message("credits", b"k", b"v" * size))
+        await world.settled()
+        world.memory.cluster.log.topics[world.topics.parked].alter({"max.message.bytes": "2000"})
+        world.observer.owners[0].park({world.id_of(name): MAX_CHECKS for name in ("large", "small")})
+        await world.memory.clock.sleep_ms(10_000)
+        assert world.op_of("small").transaction.state is TransactionState.PARKED
+        assert world.id_of("large") in world.observer.pending
+        await world.commit("large")
+        await world.settled()
     assert [len(value or b"") for value in world.memory.visible("credits")] == [5_000]
 
 

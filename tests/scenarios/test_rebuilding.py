@@ -12,6 +12,7 @@ from bridge.core.transaction import TransactionState
 from bridge.settler.settler import Hold
 from bridge.store.memory.partition import Partition
 from tests.support.settler_world import SettlerWorld, make_settler_world
+from tests.support.virtual_time import in_world
 
 
 async def pass_traffic(world: SettlerWorld, duration_ms: int, name: str) -> None:
@@ -38,51 +39,43 @@ async def leave_one_pending(world: SettlerWorld) -> None:
         await world.settled()
 
 
-def test_end_is_read_back_for_as_long_as_its_half_message_is() -> None:
+@in_world(make_settler_world)
+async def test_end_is_read_back_for_as_long_as_its_half_message_is(world: SettlerWorld) -> None:
     """An older one holds L back for longer than ended ones are remembered, over two take-overs, each of which
     remembers them anew (P, D, F)."""
-    world = make_settler_world()
-
-    async def story() -> None:
-        async with world.settling("first"):
-            await world.prepare("old", Message("orders", b"k", b"old"))
-            await world.prepare("a", Message("credits", b"k", b"v"))
-            await world.commit("a")
-            await pass_traffic(world, 150_000, "x")
-        for name, duration_ms in (("second", 130_000), ("third", 20_000)):
-            world.observer.pending.clear()
-            async with world.settling(name):
-                await pass_traffic(world, duration_ms, name)
-                assert world.read_op().positions[-1].l == 0
-                assert world.observer.pending.keys() == {world.id_of("old")}
-        async with world.settling("fourth"):
-            await world.commit("a")
-            await world.settled()
-
-    world.run(story())
+    async with world.settling("first"):
+        await world.prepare("old", Message("orders", b"k", b"old"))
+        await world.prepare("a", Message("credits", b"k", b"v"))
+        await world.commit("a")
+        await pass_traffic(world, 150_000, "x")
+    for name, duration_ms in (("second", 130_000), ("third", 20_000)):
+        world.observer.pending.clear()
+        async with world.settling(name):
+            await pass_traffic(world, duration_ms, name)
+            assert world.read_op().positions[-1].l == 0
+            assert world.observer.pending.keys() == {world.id_of("old")}
+    async with world.settling("fourth"):
+        await world.commit("a")
+        await world.settled()
     assert world.memory.visible("credits") == [b"v"]
 
 
-def test_deleted_consume_offsets_change_nothing() -> None:
+@in_world(make_settler_world)
+async def test_deleted_consume_offsets_change_nothing(world: SettlerWorld) -> None:
     """The position is in the op topic: a successor begins there, whatever the group has or has not committed (L, D)."""
-    world = make_settler_world()
-
-    async def story() -> None:
-        async with world.settling("first"):
-            await world.prepare("a", Message("credits", b"k", b"a"))
-            await world.commit("a")
-            await pass_traffic(world, 150_000, "x")
-        await world.prepare("b", Message("credits", b"k", b"b"))
-        await world.commit("b")
+    async with world.settling("first"):
+        await world.prepare("a", Message("credits", b"k", b"a"))
+        await world.commit("a")
+        await pass_traffic(world, 150_000, "x")
+    await world.prepare("b", Message("credits", b"k", b"b"))
+    await world.commit("b")
+    world.memory.cluster.groups.delete_offsets(world.topics.group)
+    async with world.settling("second"):
+        await world.settled()
         world.memory.cluster.groups.delete_offsets(world.topics.group)
-        async with world.settling("second"):
-            await world.settled()
-            world.memory.cluster.groups.delete_offsets(world.topics.group)
-            await world.prepare("c", Message("credits", b"k", b"c"))
-            await world.commit("c")
-            await world.settled()
-
-    world.run(story())
+        await world.prepare("c", Message("credits", b"k", b"c"))
+        await world.commit("c")
+        await world.settled()
     assert world.memory.visible("credits") == [b"a", b"b", b"c"]
 
 
@@ -106,63 +99,53 @@ def lose_op_topic(world: SettlerWorld) -> None:
 
 
 @pytest.mark.parametrize("lose", [cut_journal, cut_op_topic, lose_op_topic])
-def test_log_that_lost_its_beginning_halts_the_queue(lose: Callable[[SettlerWorld], None]) -> None:
+@in_world(make_settler_world)
+async def test_log_that_lost_its_beginning_halts_the_queue(
+    world: SettlerWorld, lose: Callable[[SettlerWorld], None]
+) -> None:
     """What is needed to rebuild is gone: nothing is decided as if it had never been, and it is said (L, S)."""
-    world = make_settler_world()
-
-    async def story() -> None:
-        await leave_one_pending(world)
-        lose(world)
-        await world.commit("pending", request="r")
-        positions = len(world.read_op().positions)
-        async with world.settling("second"):
-            await world.memory.clock.sleep_ms(30_000)
-            status = world.settlers["second"].status[0]
-            assert status.hold is Hold.HALTED
-            assert status.reason
-        assert len(world.read_op().positions) == positions, "nothing moves"
-        assert world.read_op().answers == []
-
-    world.run(story())
+    await leave_one_pending(world)
+    lose(world)
+    await world.commit("pending", request="r")
+    positions = len(world.read_op().positions)
+    async with world.settling("second"):
+        await world.memory.clock.sleep_ms(30_000)
+        status = world.settlers["second"].status[0]
+        assert status.hold is Hold.HALTED
+        assert status.reason
+    assert len(world.read_op().positions) == positions, "nothing moves"
+    assert world.read_op().answers == []
 
 
-def test_journal_that_is_cut_under_its_owner_halts_the_queue() -> None:
+@in_world(make_settler_world)
+async def test_journal_that_is_cut_under_its_owner_halts_the_queue(world: SettlerWorld) -> None:
     """An owner that lags behind what retention leaves never goes on at the next record there is (L)."""
-    world = make_settler_world()
-
-    async def story() -> None:
-        async with world.settling("first") as first:
-            await world.prepare("a", Message("credits", b"k", b"a"))
-            await world.settled()
-            first.freeze()
-            await world.commit("a")
-            await world.prepare("b", Message("credits", b"k", b"b"))
-            journal = partition_of(world, world.topics.half)
-            journal.drop_below(journal.maximum - 1)
-            first.thaw()
-            await world.memory.clock.sleep_ms(30_000)
-            assert world.settlers["first"].status[0].hold is Hold.HALTED
-
-    world.run(story())
+    async with world.settling("first") as first:
+        await world.prepare("a", Message("credits", b"k", b"a"))
+        await world.settled()
+        first.freeze()
+        await world.commit("a")
+        await world.prepare("b", Message("credits", b"k", b"b"))
+        journal = partition_of(world, world.topics.half)
+        journal.drop_below(journal.maximum - 1)
+        first.thaw()
+        await world.memory.clock.sleep_ms(30_000)
+        assert world.settlers["first"].status[0].hold is Hold.HALTED
     assert world.memory.visible("credits") == []
     assert world.read_op().positions[-1].s == 1
 
 
-def test_newer_op_message_halts_the_successor() -> None:
+@in_world(make_settler_world)
+async def test_newer_op_message_halts_the_successor(world: SettlerWorld) -> None:
     """A state that this release cannot read is not left out: the owner that knows it must come back (L, D)."""
-    world = make_settler_world()
-
-    async def story() -> None:
-        await leave_one_pending(world)
-        newer = world.read_op().last[world.id_of("pending")]
-        assert newer.transaction.state is TransactionState.PREPARED
-        raw = b'{"v":2,"state":"COMMITTED"}'
-        await world.memory.store.put_many([Message(world.topics.op, world.id_of("pending").encode(), raw, (), 0)])
-        await world.commit("pending")
-        async with world.settling("second"):
-            await world.memory.clock.sleep_ms(30_000)
-            status = world.settlers["second"].status[0]
-            assert (status.hold, status.reason) == (Hold.HALTED, str(UnknownRecordVersion("op message version 2")))
-
-    world.run(story())
+    await leave_one_pending(world)
+    newer = world.read_op().last[world.id_of("pending")]
+    assert newer.transaction.state is TransactionState.PREPARED
+    raw = b'{"v":2,"state":"COMMITTED"}'
+    await world.memory.store.put_many([Message(world.topics.op, world.id_of("pending").encode(), raw, (), 0)])
+    await world.commit("pending")
+    async with world.settling("second"):
+        await world.memory.clock.sleep_ms(30_000)
+        status = world.settlers["second"].status[0]
+        assert (status.hold, status.reason) == (Hold.HALTED, str(UnknownRecordVersion("op message version 2")))
     assert world.memory.visible("credits") == [b"a"]

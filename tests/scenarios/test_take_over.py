@@ -13,96 +13,84 @@ from bridge.store.memory.process import MemoryBatchWriter
 from bridge.store.memory.store import MemoryQueueReader
 from bridge.store.message_store import AtomicBatch, BatchResult, GetResult, GetStatus
 from tests.support.held_steps import HeldSteps
-from tests.support.settler_world import make_settler_world
+from tests.support.settler_world import SettlerWorld, make_settler_world
+from tests.support.virtual_time import in_world
 
 
-def test_successor_fences_before_it_reads_back() -> None:
+@in_world(make_settler_world, faults=HeldSteps)
+async def test_successor_fences_before_it_reads_back(world: SettlerWorld, faults: HeldSteps) -> None:
     """What the last owner still commits while its successor comes is not decided again (D)."""
-    faults = HeldSteps()
-    world = make_settler_world(faults=faults)
-
-    async def story() -> None:
-        async with world.settling("first") as first:
-            await world.prepare("a", Message("credits", b"k", b"v"))
-            await world.settled()
-            decided = faults.hold(StepKind.ADD_QUEUES, client="first")
-            await world.commit("a")
-            await decided.reached.wait()
-            first.freeze()
-            coming = faults.hold(StepKind.INIT, client="second")
-            async with world.settling("second"):
-                await coming.reached.wait()
-                first.thaw()
-                decided.release()
-                await world.memory.clock.sleep_ms(1_000)
-                assert world.memory.visible("credits") == [b"v"], "committed in the window"
-                coming.release()
-                await world.memory.clock.sleep_ms(20_000)
-
-    world.run(story())
+    async with world.settling("first") as first:
+        await world.prepare("a", Message("credits", b"k", b"v"))
+        await world.settled()
+        decided = faults.hold(StepKind.ADD_QUEUES, client="first")
+        await world.commit("a")
+        await decided.reached.wait()
+        first.freeze()
+        coming = faults.hold(StepKind.INIT, client="second")
+        async with world.settling("second"):
+            await coming.reached.wait()
+            first.thaw()
+            decided.release()
+            await world.memory.clock.sleep_ms(1_000)
+            assert world.memory.visible("credits") == [b"v"], "committed in the window"
+            coming.release()
+            await world.memory.clock.sleep_ms(20_000)
     assert world.memory.visible("credits") == [b"v"]
     assert world.read_op().positions[-1].owner == "second"
 
 
-def test_successor_reads_to_the_real_end_of_the_op_topic() -> None:
+@in_world(make_settler_world, faults=HeldSteps)
+async def test_successor_reads_to_the_real_end_of_the_op_topic(world: SettlerWorld, faults: HeldSteps) -> None:
     """A Kafka transaction whose marker is late is no less committed: nothing of it is decided again (D)."""
-    faults = HeldSteps()
-    world = make_settler_world(faults=faults)
-
-    async def story() -> None:
-        async with world.settling("first") as first:
-            await world.prepare("a", Message("credits", b"k", b"v"))
-            await world.settled()
-            first.owners.members[0].freeze()  # no heartbeat comes from it any more, and it does not know
-            async with world.settling("second"):
-                await world.memory.clock.sleep_ms(9_500)
-                ending = faults.hold(StepKind.END, client="first")
-                coming = faults.hold(StepKind.INIT, client="second")
-                await world.commit("a")
-                await ending.reached.wait()
-                await coming.reached.wait()
-                faults.marker_delays[MessageQueue(world.topics.op, 0)] = 500
-                ending.release()
-                await world.memory.clock.sleep_ms(100)
-                assert world.memory.visible("credits") == [b"v"], "its marker is there, that of the op topic is not"
-                coming.release()
-                await world.memory.clock.sleep_ms(1_000)
-                faults.marker_delays.clear()
-                await world.memory.clock.sleep_ms(20_000)
-
-    world.run(story())
+    async with world.settling("first") as first:
+        await world.prepare("a", Message("credits", b"k", b"v"))
+        await world.settled()
+        first.owners.members[0].freeze()  # no heartbeat comes from it any more, and it does not know
+        async with world.settling("second"):
+            await world.memory.clock.sleep_ms(9_500)
+            ending = faults.hold(StepKind.END, client="first")
+            coming = faults.hold(StepKind.INIT, client="second")
+            await world.commit("a")
+            await ending.reached.wait()
+            await coming.reached.wait()
+            faults.marker_delays[MessageQueue(world.topics.op, 0)] = 500
+            ending.release()
+            await world.memory.clock.sleep_ms(100)
+            assert world.memory.visible("credits") == [b"v"], "its marker is there, that of the op topic is not"
+            coming.release()
+            await world.memory.clock.sleep_ms(1_000)
+            faults.marker_delays.clear()
+            await world.memory.clock.sleep_ms(20_000)
     assert world.memory.visible("credits") == [b"v"]
     assert world.read_op().positions[-1].owner == "second"
 
 
 @pytest.mark.parametrize("batches", [1, 2])
-def test_owner_frozen_between_its_two_inits_commits_nothing(batches: int) -> None:
+@in_world(make_settler_world, faults=HeldSteps)
+async def test_owner_frozen_between_its_two_inits_commits_nothing(
+    world: SettlerWorld, batches: int, faults: HeldSteps
+) -> None:
     """Of two owners that hold one producer each, only the one that was fenced by nobody decides (D).
 
     `batches` of the other since its take-over: the next one uses the producer it still has, or has lost.
     """
-    faults = HeldSteps()
-    world = make_settler_world(faults=faults)
-
-    async def story() -> None:
-        between = faults.hold(StepKind.INIT, client="first", subject=world.topics.transactional_id(0, 1))
-        async with world.settling("first") as first:
-            await between.reached.wait()
-            first.freeze()
-            async with world.settling("second"):
-                for n in range(batches):
-                    await world.prepare(f"a{n}", Message("credits", b"k", f"a{n}".encode()))
-                    await world.settled()
-                writing = faults.hold(StepKind.ADD_QUEUES, client="first")
-                first.thaw()
-                between.release()
-                await writing.reached.wait()
-                await world.commit("a0")
-                await world.memory.clock.sleep_ms(5_000)
-                writing.release()
-                await world.memory.clock.sleep_ms(30_000)
-
-    world.run(story())
+    between = faults.hold(StepKind.INIT, client="first", subject=world.topics.transactional_id(0, 1))
+    async with world.settling("first") as first:
+        await between.reached.wait()
+        first.freeze()
+        async with world.settling("second"):
+            for n in range(batches):
+                await world.prepare(f"a{n}", Message("credits", b"k", f"a{n}".encode()))
+                await world.settled()
+            writing = faults.hold(StepKind.ADD_QUEUES, client="first")
+            first.thaw()
+            between.release()
+            await writing.reached.wait()
+            await world.commit("a0")
+            await world.memory.clock.sleep_ms(5_000)
+            writing.release()
+            await world.memory.clock.sleep_ms(30_000)
     assert world.memory.visible("credits") == [b"a0"]
     positions = world.read_op().positions
     assert {position.owner for position in positions} == {"migrate", "second"}
@@ -184,32 +172,32 @@ def test_owner_that_dies_between_two_parts_of_a_read_is_succeeded_whatever_lies_
     assert [value[:1] for value in world.memory.visible("credits") if value] == [b"a", b"b"]
 
 
-def test_owner_that_is_not_told_when_it_wrote_goes_by_the_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_world(make_settler_world)
+async def test_owner_that_is_not_told_when_it_wrote_goes_by_the_journal(
+    world: SettlerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its first position is written, but not known where and when: else nothing would be due until the next one (T)."""
-    world = make_settler_world()
 
     async def put_all(self: MemoryBatchWriter, batch: AtomicBatch) -> BatchResult:
         return BatchResult((await put(self, batch)).receipts, None, -1)
 
     put = MemoryBatchWriter.put_all
-
-    async def story() -> None:
-        async with world.settling("first"):
-            appended_ms = (await world.prepare("a", Message("orders", b"k", b"v"))).stored_ms
-            await world.settled()
-        monkeypatch.setattr(MemoryBatchWriter, "put_all", put_all)
-        await world.memory.clock.sleep_ms(60_000)
-        async with world.settling("second"):
-            await world.memory.clock.sleep_ms(20_000)
-            known_ms = world.observer.owners[0].now_ms()
-            assert appended_ms + 10_000 < known_ms <= world.memory.clock.now_ms()
-
-    world.run(story())
+    async with world.settling("first"):
+        appended_ms = (await world.prepare("a", Message("orders", b"k", b"v"))).stored_ms
+        await world.settled()
+    monkeypatch.setattr(MemoryBatchWriter, "put_all", put_all)
+    await world.memory.clock.sleep_ms(60_000)
+    async with world.settling("second"):
+        await world.memory.clock.sleep_ms(20_000)
+        known_ms = world.observer.owners[0].now_ms()
+        assert appended_ms + 10_000 < known_ms <= world.memory.clock.now_ms()
 
 
-def test_owner_whose_reader_hears_nothing_takes_its_queue_over_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_world(make_settler_world)
+async def test_owner_whose_reader_hears_nothing_takes_its_queue_over_anew(
+    world: SettlerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A client can stay deaf for ever; what it does not give is there, as everybody else sees (T)."""
-    world = make_settler_world()
     deaf = list[MemoryQueueReader]()
     get = MemoryQueueReader.get
 
@@ -221,17 +209,14 @@ def test_owner_whose_reader_hears_nothing_takes_its_queue_over_anew(monkeypatch:
             return GetResult(GetStatus.NO_NEW_MSG, (), self._offset, 0, 0)
         return await get(self, max_count, max_wait_ms)
 
-    async def story() -> None:
-        async with world.settling():
-            await world.prepare("a", Message("credits", b"k", b"v"))
-            await world.settled()
-            monkeypatch.setattr(MemoryQueueReader, "get", get_nothing)
-            await world.memory.clock.sleep_ms(1_000)
-            await world.commit("a")
-            await world.memory.clock.sleep_ms(180_000)
-            assert world.memory.visible("credits") == [b"v"]
-            assert world.settlers["settler"].status[0].take_overs == 2
-            await world.memory.clock.sleep_ms(600_000)
-            assert world.settlers["settler"].status[0].take_overs == 2, "one that has nothing to read is not deaf"
-
-    world.run(story())
+    async with world.settling():
+        await world.prepare("a", Message("credits", b"k", b"v"))
+        await world.settled()
+        monkeypatch.setattr(MemoryQueueReader, "get", get_nothing)
+        await world.memory.clock.sleep_ms(1_000)
+        await world.commit("a")
+        await world.memory.clock.sleep_ms(180_000)
+        assert world.memory.visible("credits") == [b"v"]
+        assert world.settlers["settler"].status[0].take_overs == 2
+        await world.memory.clock.sleep_ms(600_000)
+        assert world.settlers["settler"].status[0].take_overs == 2, "one that has nothing to read is not deaf"

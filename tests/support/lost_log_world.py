@@ -170,6 +170,6 @@ class LostLogWorld:
         return Node(backing, NodeConfig(name, self.topics))
 
 
-def make_lost_log_world(folder: Path, *, queues: int = 1) -> LostLogWorld:
+def make_lost_log_world(tmp_path: Path, *, queues: int = 1) -> LostLogWorld:
     """A migrated bridge with an empty journal."""
-    return LostLogWorld(make_memory_world(topics=InternalTopics(queues=queues)), open_new_database(folder))
+    return LostLogWorld(make_memory_world(topics=InternalTopics(queues=queues)), open_new_database(tmp_path))

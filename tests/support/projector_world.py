@@ -143,8 +143,8 @@ class ProjectorWorld:
 
 
 def make_projector_world(
-    url: str, *, queues: int = 1, config: ProjectorConfig | None = None, **options: Any
+    database_url: str, *, queues: int = 1, config: ProjectorConfig | None = None, **options: Any
 ) -> ProjectorWorld:
     """A world over an empty, migrated database."""
     settlers = make_settler_world(queues=queues, **options)
-    return ProjectorWorld(settlers, DatabaseThatFails(url), config or ProjectorConfig())
+    return ProjectorWorld(settlers, DatabaseThatFails(database_url), config or ProjectorConfig())

@@ -199,9 +199,11 @@ def _view_of(half: HalfMessage, stored: StoredMessage, queue_id: int, op: OpMess
     return replace(view, idempotency_key=half.idempotency_key, ordering_key=half.ordering_key)
 
 
-def make_service_world(folder: Path, *, queues: int = 1, limits: Limits | None = None, **options: Any) -> ServiceWorld:
-    """A world with an empty database in `folder`."""
-    file = folder / "bridge.db"
+def make_service_world(
+    tmp_path: Path, *, queues: int = 1, limits: Limits | None = None, **options: Any
+) -> ServiceWorld:
+    """A world with an empty database in `tmp_path`."""
+    file = tmp_path / "bridge.db"
     file.write_bytes(make_empty_file())
     database = DatabaseThatGoes(f"sqlite:///{file}")
     return ServiceWorld(make_settler_world(queues=queues, **options), database, limits or Limits())

@@ -10,13 +10,48 @@
 import asyncio
 import heapq
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from functools import wraps
+from inspect import signature
+from typing import Any, Protocol, TypeVar
 
 from bridge.clock import Timer
 
 T = TypeVar("T")
 
 _SETTLE_STEPS = 100_000
+
+
+class World(Protocol):
+    """Part of a bridge on a clock of its own."""
+
+    def run(self, story: Coroutine[Any, Any, None]) -> None:
+        """Runs a story on that clock."""
+        ...
+
+
+def in_world(make: Callable[..., World], **options: Any) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Runs a test in a world that is made for it, which it gets first. What the world is made of are fixtures.
+
+    Of an option that is a class one is made, and given to the test too if it names it.
+    """
+    needed = [
+        p for p in signature(make).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty
+    ]
+
+    def decorate(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+        own = list(signature(test).parameters.values())[1:]
+        asked = {p.name: p for p in (*needed, *own) if p.name not in options}
+
+        @wraps(test)
+        def run(**fixtures: Any) -> None:
+            made = {name: one() if isinstance(one, type) else one for name, one in options.items()}
+            world = make(*[fixtures[p.name] for p in needed], **made)
+            world.run(test(world, **{p.name: (made | fixtures)[p.name] for p in own}))
+
+        run.__signature__ = signature(test).replace(parameters=list(asked.values()))  # type: ignore[attr-defined]
+        return run
+
+    return decorate
 
 
 class NothingEverHappensError(AssertionError):

@@ -17,6 +17,7 @@ from bridge.sql.rows import AppliedPosition, LogIdentity, read_position
 from bridge.sql.tables import projection_positions
 from bridge.store.memory.link import PASSES, Fate, NoFaults, Step
 from tests.support.projector_world import ProjectorWorld, make_projector_world
+from tests.support.virtual_time import in_world
 
 ORDER = Message("orders", b"k", b"v")
 
@@ -45,53 +46,45 @@ def make_giving_up(world: ProjectorWorld) -> GivingUp:
 
 
 @pytest.mark.parametrize(("lost", "kind"), [("op", HaltKind.NO_POSITION), ("half", HaltKind.OTHER_JOURNAL)])
-def test_what_is_lost_is_told_first_and_the_queue_goes_on_without_it(
-    database_url: str, lost: str, kind: HaltKind
+@in_world(make_projector_world)
+async def test_what_is_lost_is_told_first_and_the_queue_goes_on_without_it(
+    world: ProjectorWorld, lost: str, kind: HaltKind
 ) -> None:
     """A look changes nothing; then what was pending is given up and nothing is published twice (D, L, 53)."""
-    world = make_projector_world(database_url)
-
-    async def story() -> None:
-        async with world.settlers.settling():
-            await world.settlers.prepare("done", ORDER)
-            await world.settlers.commit("done")
-            await world.settlers.prepare("pending", ORDER)
-            await world.settlers.settled()
-            await world.catch_up()
-        await world.projector.close()
-        recreate(world, getattr(world.topics, lost))
-        giving_up = make_giving_up(world)
-        for _ in range(2):
-            (loss,) = await giving_up.survey()
-            assert loss.kind is kind
-            assert [u.transaction_id for u in loss.unproven] == [world.settlers.id_of("pending")]
-        assert await giving_up.find_faults() == {0: kind}
-        assert len(await giving_up.act("operator")) == 1
-        assert await giving_up.survey() == []
-        async with world.settlers.settling("next"):
-            await world.settlers.prepare("new", Message("orders", b"k", b"w"))
-            await world.settlers.commit("new")
-            await world.settlers.settled()
-
-    world.run(story())
+    async with world.settlers.settling():
+        await world.settlers.prepare("done", ORDER)
+        await world.settlers.commit("done")
+        await world.settlers.prepare("pending", ORDER)
+        await world.settlers.settled()
+        await world.catch_up()
+    await world.projector.close()
+    recreate(world, getattr(world.topics, lost))
+    giving_up = make_giving_up(world)
+    for _ in range(2):
+        (loss,) = await giving_up.survey()
+        assert loss.kind is kind
+        assert [u.transaction_id for u in loss.unproven] == [world.settlers.id_of("pending")]
+    assert await giving_up.find_faults() == {0: kind}
+    assert len(await giving_up.act("operator")) == 1
+    assert await giving_up.survey() == []
+    async with world.settlers.settling("next"):
+        await world.settlers.prepare("new", Message("orders", b"k", b"w"))
+        await world.settlers.commit("new")
+        await world.settlers.settled()
     assert world.settlers.memory.visible("orders") == [b"v", b"w"]
 
 
-def test_nothing_is_given_up_that_was_not_shown(database_url: str) -> None:
+@in_world(make_projector_world)
+async def test_nothing_is_given_up_that_was_not_shown(world: ProjectorWorld) -> None:
     """The question may be answered hours later, when another queue's log is gone too: nobody has seen its ids."""
-    world = make_projector_world(database_url)
-
-    async def story() -> None:
-        giving_up = make_giving_up(world)
-        await lose_with_one_pending(world, world.topics.op)
-        with pytest.raises(ConfigError, match="nothing was given up: 1 transactions that were not shown"):
-            await giving_up.refuse_more([])
-        shown = await giving_up.survey()
-        assert [loss.kind for loss in shown] == [HaltKind.NO_POSITION]
-        await giving_up.refuse_more(shown)
-        assert len(await giving_up.act("operator")) == 1
-
-    world.run(story())
+    giving_up = make_giving_up(world)
+    await lose_with_one_pending(world, world.topics.op)
+    with pytest.raises(ConfigError, match="nothing was given up: 1 transactions that were not shown"):
+        await giving_up.refuse_more([])
+    shown = await giving_up.survey()
+    assert [loss.kind for loss in shown] == [HaltKind.NO_POSITION]
+    await giving_up.refuse_more(shown)
+    assert len(await giving_up.act("operator")) == 1
 
 
 class BusyLog(NoFaults):
@@ -140,55 +133,49 @@ def test_queue_that_is_written_to_is_no_loss(database_url: str, *, is_projected:
     world.run(story())
 
 
-def test_void_half_message_is_no_transaction_to_be_given_up(database_url: str) -> None:
+@in_world(make_projector_world)
+async def test_void_half_message_is_no_transaction_to_be_given_up(world: ProjectorWorld) -> None:
     """It counts for nobody, as those of `doctor` do."""
-    world = make_projector_world(database_url)
-
-    async def story() -> None:
-        async with world.settlers.settling():
-            journal = MessageQueue(world.topics.half, 0)
-            await world.settlers.memory.store.put(journal, make_void(journal.topic, 0, 1))
-            await world.settlers.settled()
-        recreate(world, world.topics.op)
-        (loss,) = await make_giving_up(world).survey()
-        assert loss.unproven == []
-
-    world.run(story())
+    async with world.settlers.settling():
+        journal = MessageQueue(world.topics.half, 0)
+        await world.settlers.memory.store.put(journal, make_void(journal.topic, 0, 1))
+        await world.settlers.settled()
+    recreate(world, world.topics.op)
+    (loss,) = await make_giving_up(world).survey()
+    assert loss.unproven == []
 
 
 @pytest.mark.parametrize("lost", ["op", "half"])
-def test_act_that_ends_between_log_and_database_is_finished_by_its_repeat(
-    database_url: str, lost: str, monkeypatch: pytest.MonkeyPatch
+@in_world(make_projector_world)
+async def test_act_that_ends_between_log_and_database_is_finished_by_its_repeat(
+    world: ProjectorWorld, lost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The new position alone would say that all is well, and nobody would be told what is given up (L)."""
-    world = make_projector_world(database_url)
 
     def fail(*_: object, **__: object) -> None:
         raise SqlUnavailable("down")
 
-    async def story() -> None:
-        await lose_with_one_pending(world, getattr(world.topics, lost))
-        giving_up = make_giving_up(world)
-        monkeypatch.setattr("bridge.giving_up._record", fail)
-        with pytest.raises(SqlUnavailable):
-            await giving_up.act("operator")
-        monkeypatch.undo()
-        assert 0 in await world.database.read(read_halts)
-        (loss,) = await giving_up.act("operator")
-        assert [u.transaction_id for u in loss.unproven] == [world.settlers.id_of("pending")]
-        assert await world.database.read(read_halts) == {}
-
-    world.run(story())
+    await lose_with_one_pending(world, getattr(world.topics, lost))
+    giving_up = make_giving_up(world)
+    monkeypatch.setattr("bridge.giving_up._record", fail)
+    with pytest.raises(SqlUnavailable):
+        await giving_up.act("operator")
+    monkeypatch.undo()
+    assert 0 in await world.database.read(read_halts)
+    (loss,) = await giving_up.act("operator")
+    assert [u.transaction_id for u in loss.unproven] == [world.settlers.id_of("pending")]
+    assert await world.database.read(read_halts) == {}
     view = world.view("pending")
     assert view is not None
     assert view.is_unproven
 
 
-def test_act_is_not_recorded_once_the_projection_has_gone_on(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
+@in_world(make_projector_world)
+async def test_act_is_not_recorded_once_the_projection_has_gone_on(
+    world: ProjectorWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may know more of the log by now than was looked at: the look is taken again (L)."""
-    world, answers = make_projector_world(database_url), list[bool]()
+    answers = list[bool]()
 
     def record_late(conn: sa.Connection, **known: Any) -> bool:
         if not answers:
@@ -196,35 +183,28 @@ def test_act_is_not_recorded_once_the_projection_has_gone_on(
         answers.append(_record(conn, **known))
         return answers[-1]
 
-    async def story() -> None:
-        await lose_with_one_pending(world, world.topics.half)
-        monkeypatch.setattr("bridge.giving_up._record", record_late)
-        (loss,) = await make_giving_up(world).act("operator")
-        assert [u.transaction_id for u in loss.unproven] == [world.settlers.id_of("pending")]
-
-    world.run(story())
+    await lose_with_one_pending(world, world.topics.half)
+    monkeypatch.setattr("bridge.giving_up._record", record_late)
+    (loss,) = await make_giving_up(world).act("operator")
+    assert [u.transaction_id for u in loss.unproven] == [world.settlers.id_of("pending")]
     assert answers == [False, True]
 
 
-def test_projection_does_not_begin_where_it_looked_before_an_act(database_url: str) -> None:
+@in_world(make_projector_world)
+async def test_projection_does_not_begin_where_it_looked_before_an_act(world: ProjectorWorld) -> None:
     """Log and place are those of before: it would speak of what was given up (L)."""
-    world = make_projector_world(database_url)
-
-    async def story() -> None:
-        async with world.settlers.settling():
-            await world.settlers.prepare("pending", ORDER)
-            await world.settlers.settled()
-        before = await world.database.read(partial(read_last_acts, queue_ids=[0]))
-        recreate(world, world.topics.half)
-        assert len(await make_giving_up(world).act("operator")) == 1
-        since = await world.database.read(partial(read_last_acts, queue_ids=[0]))
-        place, log = AppliedPosition(0, 0, 0), LogIdentity("cluster", "journal", "op")
-        for last_act, is_begun in ((before[0], False), (since[0], True)):
-            begin = partial(begin_projection, queue_id=0, position=place, identity=log, last_act=last_act)
-            await world.database.run(begin)
-            assert (await world.database.read(partial(read_position, queue_id=0)) is not None) is is_begun
-
-    world.run(story())
+    async with world.settlers.settling():
+        await world.settlers.prepare("pending", ORDER)
+        await world.settlers.settled()
+    before = await world.database.read(partial(read_last_acts, queue_ids=[0]))
+    recreate(world, world.topics.half)
+    assert len(await make_giving_up(world).act("operator")) == 1
+    since = await world.database.read(partial(read_last_acts, queue_ids=[0]))
+    place, log = AppliedPosition(0, 0, 0), LogIdentity("cluster", "journal", "op")
+    for last_act, is_begun in ((before[0], False), (since[0], True)):
+        begin = partial(begin_projection, queue_id=0, position=place, identity=log, last_act=last_act)
+        await world.database.run(begin)
+        assert (await world.database.read(partial(read_position, queue_id=0)) is not None) is is_begun
 
 
 def test_first_halt_of_a_queue_stays_until_it_is_cleared(database_url: str) -> None:
@@ -238,27 +218,23 @@ def test_first_halt_of_a_queue_stays_until_it_is_cleared(database_url: str) -> N
     assert world.query(read_halts) == {}
 
 
-def test_queue_that_was_added_begins_with_nothing_given_up(database_url: str) -> None:
+@in_world(make_projector_world)
+async def test_queue_that_was_added_begins_with_nothing_given_up(world: ProjectorWorld) -> None:
     """Journal and op topic have both grown, and the setting with them: the new queue gets its first position (53)."""
-    world = make_projector_world(database_url)
-
-    async def story() -> None:
-        async with world.settlers.settling():
-            await world.settlers.prepare("before", ORDER)
-            await world.settlers.settled()
-            await world.catch_up()
-        await world.projector.close()
-        for name in (world.topics.half, world.topics.op):
-            world.settlers.memory.cluster.log.add_queues(name, 2)
-        ports, topics = world.make_projector("operator").ports, replace(world.topics, queues=2)
-        giving_up = GivingUp(ports.store, ports.owners, ports.admin, world.database, ports.clock, topics)
-        (loss,) = await giving_up.act("operator")
-        assert (loss.queue_id, loss.kind, loss.unproven) == (1, HaltKind.NO_POSITION, [])
-        assert await giving_up.find_faults() == {}
-        assert world.query(read_halts) == {}
-        async with world.settlers.settling():
-            await world.settlers.commit("before")
-            await world.settlers.settled()
-
-    world.run(story())
+    async with world.settlers.settling():
+        await world.settlers.prepare("before", ORDER)
+        await world.settlers.settled()
+        await world.catch_up()
+    await world.projector.close()
+    for name in (world.topics.half, world.topics.op):
+        world.settlers.memory.cluster.log.add_queues(name, 2)
+    ports, topics = world.make_projector("operator").ports, replace(world.topics, queues=2)
+    giving_up = GivingUp(ports.store, ports.owners, ports.admin, world.database, ports.clock, topics)
+    (loss,) = await giving_up.act("operator")
+    assert (loss.queue_id, loss.kind, loss.unproven) == (1, HaltKind.NO_POSITION, [])
+    assert await giving_up.find_faults() == {}
+    assert world.query(read_halts) == {}
+    async with world.settlers.settling():
+        await world.settlers.commit("before")
+        await world.settlers.settled()
     assert world.settlers.memory.visible("orders") == [b"v"]

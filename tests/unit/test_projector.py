@@ -10,6 +10,7 @@ from bridge.projector import PositionMoved
 from bridge.sql.rows import read_positions
 from bridge.sql.search import SearchFilter, search_transactions
 from tests.support.projector_world import ProjectorWorld, make_projector_world
+from tests.support.virtual_time import in_world
 
 
 def of(value: bytes = b"v", key: bytes | None = b"k", topic: str = "orders") -> Message:
@@ -29,20 +30,16 @@ def types_of(world: ProjectorWorld, name: str) -> list[str]:
     return [event.type for event in world.timeline(name)]
 
 
-def test_committed_rolled_back_and_pending_are_told_apart(database_url: str) -> None:
+@in_world(make_projector_world)
+async def test_committed_rolled_back_and_pending_are_told_apart(world: ProjectorWorld) -> None:
     """State, receipts, metadata and counts as journal and op topic say (C)."""
-    world = make_projector_world(database_url)
-
-    async def story() -> None:
-        async with world.settlers.settling():
-            await world.settlers.prepare("a", of(b"four"), ordering_key="o-1", immunity_s=60, max_checks=3)
-            await world.settlers.prepare("b", of(), Message("credits", None, None))
-            await world.settlers.prepare("c", of())
-            await world.settlers.commit("b")
-            await world.settlers.rollback("c")
-            await world.catch_up()
-
-    world.run(story())
+    async with world.settlers.settling():
+        await world.settlers.prepare("a", of(b"four"), ordering_key="o-1", immunity_s=60, max_checks=3)
+        await world.settlers.prepare("b", of(), Message("credits", None, None))
+        await world.settlers.prepare("c", of())
+        await world.settlers.commit("b")
+        await world.settlers.rollback("c")
+        await world.catch_up()
     a, b, c = world.view("a"), world.view("b"), world.view("c")
     assert a is not None
     assert b is not None
@@ -57,18 +54,14 @@ def test_committed_rolled_back_and_pending_are_told_apart(database_url: str) -> 
     assert counts_of(world) == (3, 1, 0, 1, 0, 1)
 
 
-def test_timeline_of_a_commit_is_prepared_end_published(database_url: str) -> None:
+@in_world(make_projector_world)
+async def test_timeline_of_a_commit_is_prepared_end_published(world: ProjectorWorld) -> None:
     """The usual story costs no rows of its own; the row tells it."""
-    world = make_projector_world(database_url)
-
-    async def story() -> None:
-        async with world.settlers.settling():
-            await world.settlers.prepare("a", of())
-            await world.settlers.memory.clock.sleep_ms(5)
-            await world.settlers.commit("a")
-            await world.catch_up()
-
-    world.run(story())
+    async with world.settlers.settling():
+        await world.settlers.prepare("a", of())
+        await world.settlers.memory.clock.sleep_ms(5)
+        await world.settlers.commit("a")
+        await world.catch_up()
     prepared, end, published = world.timeline("a")
     assert (prepared.type, prepared.by) == ("prepared", "producer")
     assert (end.type, end.by, end.members) == ("end", "producer", {"resolution": "COMMIT", "effective": True})
@@ -77,42 +70,34 @@ def test_timeline_of_a_commit_is_prepared_end_published(database_url: str) -> No
     assert world.dump()["timeline_events"] == []
 
 
-def test_contradicting_end_is_in_the_timeline(database_url: str) -> None:
+@in_world(make_projector_world)
+async def test_contradicting_end_is_in_the_timeline(world: ProjectorWorld) -> None:
     """An operator sees that somebody wanted something else (F)."""
-    world = make_projector_world(database_url)
-
-    async def story() -> None:
-        async with world.settlers.settling():
-            await world.settlers.prepare("a", of())
-            await world.settlers.rollback("a")
-            await world.catch_up()
-            await world.settlers.commit("a")
-            await world.catch_up()
-
-    world.run(story())
+    async with world.settlers.settling():
+        await world.settlers.prepare("a", of())
+        await world.settlers.rollback("a")
+        await world.catch_up()
+        await world.settlers.commit("a")
+        await world.catch_up()
     ends = [event.members for event in world.timeline("a") if event.type == "end"]
     assert {"resolution": "ROLLBACK", "effective": True} in ends
     assert {"resolution": "COMMIT", "effective": False} in ends
     assert counts_of(world) == (1, 0, 0, 1, 0, 0)
 
 
-def test_answered_checks_are_counted_and_told(database_url: str) -> None:
+@in_world(make_projector_world)
+async def test_answered_checks_are_counted_and_told(world: ProjectorWorld) -> None:
     """UNKNOWN uses a check up; the deciding answer is both an answer and the end."""
-    world = make_projector_world(database_url)
-
-    async def story() -> None:
-        async with world.settlers.settling():
-            await world.settlers.prepare("a", of())
-            check = {"source": Source.CHECK, "endpoint": "https://shop/check", "status": 200}
-            await world.settlers.end("a", Resolution.UNKNOWN, check_number=1, latency_ms=7, **check)
-            await world.catch_up()
-            view = world.view("a")
-            assert view is not None
-            assert (view.state, view.check_times) == ("PREPARED", 1)
-            await world.settlers.end("a", Resolution.COMMIT, check_number=2, latency_ms=9, **check)
-            await world.catch_up()
-
-    world.run(story())
+    async with world.settlers.settling():
+        await world.settlers.prepare("a", of())
+        check = {"source": Source.CHECK, "endpoint": "https://shop/check", "status": 200}
+        await world.settlers.end("a", Resolution.UNKNOWN, check_number=1, latency_ms=7, **check)
+        await world.catch_up()
+        view = world.view("a")
+        assert view is not None
+        assert (view.state, view.check_times) == ("PREPARED", 1)
+        await world.settlers.end("a", Resolution.COMMIT, check_number=2, latency_ms=9, **check)
+        await world.catch_up()
     assert types_of(world, "a") == ["prepared", "check_answered", "check_answered", "end", "published"]
     first = world.timeline("a")[1]
     assert first.members == {
@@ -122,26 +107,22 @@ def test_answered_checks_are_counted_and_told(database_url: str) -> None:
     assert row[:3] == ("shop", "https://shop/check", 2)
 
 
-def test_parked_resumed_and_forced_are_told(database_url: str) -> None:
+@in_world(make_projector_world)
+async def test_parked_resumed_and_forced_are_told(world: ProjectorWorld) -> None:
     """Each act with who and why; the counts follow (C)."""
-    world = make_projector_world(database_url)
-
-    async def story() -> None:
-        async with world.settlers.settling():
-            await world.settlers.prepare("a", of())
-            await world.settlers.settled()
-            world.settlers.observer.owners[0].park({world.settlers.id_of("a"): "MAX_CHECKS"})
-            while world.settlers.read_op().last.get(world.settlers.id_of("a")) is None:
-                await world.settlers.memory.clock.sleep_ms(20)
-            await world.catch_up()
-            assert counts_of(world) == (1, 0, 0, 0, 1, 0)
-            await world.settlers.act(act(world, "a", Act.RESUME))
-            await world.catch_up()
-            assert counts_of(world) == (1, 0, 0, 0, 0, 1)
-            await world.settlers.end("a", Resolution.ROLLBACK, source=Source.OPERATOR, actor="bob", reason="asked")
-            await world.catch_up()
-
-    world.run(story())
+    async with world.settlers.settling():
+        await world.settlers.prepare("a", of())
+        await world.settlers.settled()
+        world.settlers.observer.owners[0].park({world.settlers.id_of("a"): "MAX_CHECKS"})
+        while world.settlers.read_op().last.get(world.settlers.id_of("a")) is None:
+            await world.settlers.memory.clock.sleep_ms(20)
+        await world.catch_up()
+        assert counts_of(world) == (1, 0, 0, 0, 1, 0)
+        await world.settlers.act(act(world, "a", Act.RESUME))
+        await world.catch_up()
+        assert counts_of(world) == (1, 0, 0, 0, 0, 1)
+        await world.settlers.end("a", Resolution.ROLLBACK, source=Source.OPERATOR, actor="bob", reason="asked")
+        await world.catch_up()
     assert types_of(world, "a") == ["prepared", "parked", "resumed", "forced", "end"]
     _, parked, resumed, forced, end = world.timeline("a")
     assert (parked.by, parked.members["why"]) == ("timer", "MAX_CHECKS")
@@ -151,25 +132,21 @@ def test_parked_resumed_and_forced_are_told(database_url: str) -> None:
     assert counts_of(world) == (1, 0, 0, 1, 0, 0)
 
 
-def test_blocked_commit_is_counted_beside_and_told_until_published(database_url: str) -> None:
+@in_world(make_projector_world)
+async def test_blocked_commit_is_counted_beside_and_told_until_published(world: ProjectorWorld) -> None:
     """COMMITTED at once; `blocked` is a part of it and goes away (C, L)."""
-    world = make_projector_world(database_url)
-
-    async def story() -> None:
-        topic = world.settlers.memory.cluster.log.topics["credits"]
-        async with world.settlers.settling():
-            await world.settlers.prepare("a", of(topic="credits"))
-            await world.settlers.settled()
-            topic.is_denied = True
-            await world.settlers.commit("a")
-            await world.catch_up()
-            assert counts_of(world) == (1, 1, 1, 0, 0, 0)
-            topic.is_denied = False
-            while world.settlers.op_of("a").transaction.blocked:
-                await world.settlers.memory.clock.sleep_ms(100)
-            await world.project()
-
-    world.run(story())
+    topic = world.settlers.memory.cluster.log.topics["credits"]
+    async with world.settlers.settling():
+        await world.settlers.prepare("a", of(topic="credits"))
+        await world.settlers.settled()
+        topic.is_denied = True
+        await world.settlers.commit("a")
+        await world.catch_up()
+        assert counts_of(world) == (1, 1, 1, 0, 0, 0)
+        topic.is_denied = False
+        while world.settlers.op_of("a").transaction.blocked:
+            await world.settlers.memory.clock.sleep_ms(100)
+        await world.project()
     assert counts_of(world) == (1, 1, 0, 0, 0, 0)
     types = types_of(world, "a")
     assert types[:2] == ["prepared", "end"]
@@ -215,57 +192,45 @@ def test_answers_that_came_while_a_commit_was_blocked_are_told(database_url: str
     assert {"resolution": "COMMIT", "effective": True} in ends
 
 
-def test_ask_now_is_seen_in_the_next_check(database_url: str) -> None:
+@in_world(make_projector_world)
+async def test_ask_now_is_seen_in_the_next_check(world: ProjectorWorld) -> None:
     """`check` moves the due time although no op message says so."""
-    world = make_projector_world(database_url)
-
-    async def story() -> None:
-        async with world.settlers.settling():
-            await world.settlers.prepare("a", of())
-            await world.settlers.act(act(world, "a", Act.CHECK))
-            await world.catch_up()
-
-    world.run(story())
+    async with world.settlers.settling():
+        await world.settlers.prepare("a", of())
+        await world.settlers.act(act(world, "a", Act.CHECK))
+        await world.catch_up()
     view = world.view("a")
     assert view is not None
     assert view.next_due_ms == view.appended_ms
     assert view.first_check_ms == view.appended_ms + 6_000
 
 
-def test_void_and_repeated_half_messages_are_not_counted(database_url: str) -> None:
+@in_world(make_projector_world)
+async def test_void_and_repeated_half_messages_are_not_counted(world: ProjectorWorld) -> None:
     """What nobody decides is not prepared (C)."""
-    world = make_projector_world(database_url)
-
-    async def story() -> None:
-        clock = world.settlers.memory.clock
-        async with world.settlers.settling():
-            await world.settlers.prepare("void", of(), idempotency_key="x", seen_ms=clock.now_ms() - 60_000)
-            for _ in range(2):
-                await world.settlers.prepare("a", of(), idempotency_key="y", seen_ms=clock.now_ms())
-                await world.catch_up()
-            await world.settlers.commit("a")
+    clock = world.settlers.memory.clock
+    async with world.settlers.settling():
+        await world.settlers.prepare("void", of(), idempotency_key="x", seen_ms=clock.now_ms() - 60_000)
+        for _ in range(2):
             await world.settlers.prepare("a", of(), idempotency_key="y", seen_ms=clock.now_ms())
             await world.catch_up()
-
-    world.run(story())
+        await world.settlers.commit("a")
+        await world.settlers.prepare("a", of(), idempotency_key="y", seen_ms=clock.now_ms())
+        await world.catch_up()
     assert world.view("void") is None
     assert counts_of(world) == (1, 1, 0, 0, 0, 0)
     assert len(world.dump()["transaction_keys"]) == 1
 
 
-def test_position_s_says_what_is_complete(database_url: str) -> None:
+@in_world(make_projector_world)
+async def test_position_s_says_what_is_complete(world: ProjectorWorld) -> None:
     """A reader that waits for S beyond the journal's end sees everything before it."""
-    world = make_projector_world(database_url)
-
-    async def story() -> None:
-        await world.project()
-        assert world.query(read_positions)[0].s == 0
-        async with world.settlers.settling():
-            await world.settlers.prepare("a", of())
-            await world.settlers.commit("a")
-            await world.catch_up()
-
-    world.run(story())
+    await world.project()
+    assert world.query(read_positions)[0].s == 0
+    async with world.settlers.settling():
+        await world.settlers.prepare("a", of())
+        await world.settlers.commit("a")
+        await world.catch_up()
     assert world.query(read_positions)[0][:2] == (2, 2)
 
 
@@ -291,90 +256,74 @@ def test_messages_are_found_by_topic_and_key(database_url: str) -> None:
     assert found(topic="credits", key=b"2") == []
 
 
-def test_two_projectors_at_once_count_once(database_url: str) -> None:
+@in_world(make_projector_world)
+async def test_two_projectors_at_once_count_once(world: ProjectorWorld) -> None:
     """The loser of the compare-and-set applies nothing and reads the positions again (C)."""
-    world = make_projector_world(database_url)
-
-    async def story() -> None:
-        other = world.make_projector("other")
-        await world.projector.run_once()
-        await other.run_once()
-        async with world.settlers.settling():
-            for name in ("a", "b"):
-                await world.settlers.prepare(name, of())
-                await world.settlers.commit(name)
-                await world.settled()
-                await world.project()
-                with pytest.raises(PositionMoved):
-                    await other.run_once()
-                await world.project(other)
-        await other.close()
-
-    world.run(story())
+    other = world.make_projector("other")
+    await world.projector.run_once()
+    await other.run_once()
+    async with world.settlers.settling():
+        for name in ("a", "b"):
+            await world.settlers.prepare(name, of())
+            await world.settlers.commit(name)
+            await world.settled()
+            await world.project()
+            with pytest.raises(PositionMoved):
+                await other.run_once()
+            await world.project(other)
+    await other.close()
     assert counts_of(world) == (2, 2, 0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("point", ["fail_before", "fail_after", "lose_before"])
-def test_crash_around_the_sql_transaction_counts_once(database_url: str, point: str) -> None:
+@in_world(make_projector_world)
+async def test_crash_around_the_sql_transaction_counts_once(world: ProjectorWorld, point: str) -> None:
     """Rows and positions are one: applied with both, or read again (11)."""
-    world = make_projector_world(database_url)
-
-    async def story() -> None:
-        await world.project()
-        async with world.settlers.settling():
-            await world.settlers.prepare("a", of())
-            await world.settlers.commit("a")
-            await world.settled()
-            setattr(world.database, point, 1)
-            with pytest.raises(SqlUnavailable):
-                await world.project()
+    await world.project()
+    async with world.settlers.settling():
+        await world.settlers.prepare("a", of())
+        await world.settlers.commit("a")
+        await world.settled()
+        setattr(world.database, point, 1)
+        with pytest.raises(SqlUnavailable):
             await world.project()
-
-    world.run(story())
+        await world.project()
     assert counts_of(world) == (1, 1, 0, 0, 0, 0)
 
 
-def test_unparsable_records_are_stepped_over_and_counted(database_url: str) -> None:
+@in_world(make_projector_world)
+async def test_unparsable_records_are_stepped_over_and_counted(world: ProjectorWorld) -> None:
     """Foreign rubbish in an internal topic does not stop the projection (61)."""
-    world = make_projector_world(database_url)
-
-    async def story() -> None:
-        store, topics = world.settlers.memory.store, world.topics
-        await store.put(MessageQueue(topics.half, 0), Message(topics.half, b"x", b"rubbish"))
-        async with world.settlers.settling():
-            await world.settlers.prepare("a", of())
-            await world.settled()
-        await store.put(MessageQueue(topics.op, 0), Message(topics.op, b"rubbish", b"{"))
-        await world.project()
-
-    world.run(story())
+    store, topics = world.settlers.memory.store, world.topics
+    await store.put(MessageQueue(topics.half, 0), Message(topics.half, b"x", b"rubbish"))
+    async with world.settlers.settling():
+        await world.settlers.prepare("a", of())
+        await world.settled()
+    await store.put(MessageQueue(topics.op, 0), Message(topics.op, b"rubbish", b"{"))
+    await world.project()
     assert counts_of(world) == (1, 0, 0, 0, 0, 1)
     assert world.projector.quarantined == 2
 
 
-def test_recreated_topic_halts_until_a_rebuild(database_url: str) -> None:
+@in_world(make_projector_world)
+async def test_recreated_topic_halts_until_a_rebuild(world: ProjectorWorld) -> None:
     """Offsets of another log mean nothing: they are not applied (53, 62)."""
-    world = make_projector_world(database_url)
-
-    async def story() -> None:
-        log = world.settlers.memory.cluster.log
-        async with world.settlers.settling():
-            await world.settlers.prepare("a", of())
-            await world.catch_up()
-        await world.projector.close()
-        config = log.topics[world.topics.op].config
-        log.delete_topic(world.topics.op)
-        log.create_topic(world.topics.op, 1, config)
-        with pytest.raises(QueueHalted, match="rebuild"):
-            await world.projector.run_once()
-
-    world.run(story())
+    log = world.settlers.memory.cluster.log
+    async with world.settlers.settling():
+        await world.settlers.prepare("a", of())
+        await world.catch_up()
+    await world.projector.close()
+    config = log.topics[world.topics.op].config
+    log.delete_topic(world.topics.op)
+    log.create_topic(world.topics.op, 1, config)
+    with pytest.raises(QueueHalted, match="rebuild"):
+        await world.projector.run_once()
     assert counts_of(world) == (1, 0, 0, 0, 0, 1)
 
 
-def test_commit_published_after_a_long_block_is_kept_as_long_as_any_other(database_url: str) -> None:
+@in_world(make_projector_world)
+async def test_commit_published_after_a_long_block_is_kept_as_long_as_any_other(world: ProjectorWorld) -> None:
     """Its seven days count from its publication: nobody could have looked at it before (S)."""
-    world = make_projector_world(database_url)
     clock = world.settlers.memory.clock
 
     async def pass_a_week() -> None:
@@ -383,31 +332,28 @@ def test_commit_published_after_a_long_block_is_kept_as_long_as_any_other(databa
         await world.settlers.rollback("new")
         await world.catch_up()
 
-    async def story() -> None:
-        topic = world.settlers.memory.cluster.log.topics["credits"]
-        async with world.settlers.settling():
-            await world.settlers.prepare("late", of(topic="credits"))
-            await world.settlers.settled()
-            topic.is_denied = True
-            await world.settlers.commit("late")
-            await clock.sleep_ms(1_000)
-            await pass_a_week()
-            assert await world.projector.purge() == 0
-            topic.is_denied = False
-            await clock.sleep_ms(120_000)
-            await world.catch_up()
-            assert not world.settlers.op_of("late").transaction.blocked
-            assert await world.projector.purge() == 0
-            await pass_a_week()
-            assert await world.projector.purge() == 2
-
-    world.run(story())
+    topic = world.settlers.memory.cluster.log.topics["credits"]
+    async with world.settlers.settling():
+        await world.settlers.prepare("late", of(topic="credits"))
+        await world.settlers.settled()
+        topic.is_denied = True
+        await world.settlers.commit("late")
+        await clock.sleep_ms(1_000)
+        await pass_a_week()
+        assert await world.projector.purge() == 0
+        topic.is_denied = False
+        await clock.sleep_ms(120_000)
+        await world.catch_up()
+        assert not world.settlers.op_of("late").transaction.blocked
+        assert await world.projector.purge() == 0
+        await pass_a_week()
+        assert await world.projector.purge() == 2
     assert world.view("late") is None
 
 
-def test_abandoned_one_is_kept_for_seven_days_from_the_act(database_url: str) -> None:
+@in_world(make_projector_world)
+async def test_abandoned_one_is_kept_for_seven_days_from_the_act(world: ProjectorWorld) -> None:
     """However long it was blocked before; counted on its own, as a part of committed, and shown (C, S)."""
-    world = make_projector_world(database_url)
     clock = world.settlers.memory.clock
 
     async def pass_a_week() -> None:
@@ -416,80 +362,69 @@ def test_abandoned_one_is_kept_for_seven_days_from_the_act(database_url: str) ->
         await world.settlers.rollback("new")
         await world.catch_up()
 
-    async def story() -> None:
-        async with world.settlers.settling():
-            await world.settlers.prepare("doomed", of(topic="credits"))
-            world.settlers.memory.cluster.log.topics["credits"].is_denied = True
-            await world.settlers.commit("doomed")
-            await pass_a_week()
-            assert await world.projector.purge() == 0
-            await world.settlers.act(act(world, "doomed", Act.ABANDON))
-            await world.settlers.settled()
-            await world.catch_up()
-            assert counts_of(world) == (2, 1, 0, 1, 0, 0)
-            assert world.stats().total.abandoned == 1
-            assert list(dict.fromkeys(types_of(world, "doomed"))) == ["prepared", "end", "blocked", "abandoned"]
-            assert await world.projector.purge() == 0
-            await pass_a_week()
-            assert await world.projector.purge() == 2
-
-    world.run(story())
+    async with world.settlers.settling():
+        await world.settlers.prepare("doomed", of(topic="credits"))
+        world.settlers.memory.cluster.log.topics["credits"].is_denied = True
+        await world.settlers.commit("doomed")
+        await pass_a_week()
+        assert await world.projector.purge() == 0
+        await world.settlers.act(act(world, "doomed", Act.ABANDON))
+        await world.settlers.settled()
+        await world.catch_up()
+        assert counts_of(world) == (2, 1, 0, 1, 0, 0)
+        assert world.stats().total.abandoned == 1
+        assert list(dict.fromkeys(types_of(world, "doomed"))) == ["prepared", "end", "blocked", "abandoned"]
+        assert await world.projector.purge() == 0
+        await pass_a_week()
+        assert await world.projector.purge() == 2
     assert world.view("doomed") is None
     assert world.stats().total.abandoned == 1
 
 
-def test_queue_that_lags_is_purged_by_its_own_time(database_url: str) -> None:
+@in_world(make_projector_world, queues=2)
+async def test_queue_that_lags_is_purged_by_its_own_time(world: ProjectorWorld) -> None:
     """What another queue has come to says nothing of it: its op message told again would be counted again (C, S)."""
-    world = make_projector_world(database_url, queues=2)
     stuck = MessageQueue(world.topics.op, 1)
-
-    async def story() -> None:
-        log = world.settlers.memory.cluster.log
-        async with world.settlers.settling():
-            await world.settlers.prepare("slow", of(), queue_id=1)
-            await world.settlers.commit("slow", queue_id=1)
-            await world.catch_up()
-            await world.settlers.prepare("slow", of(), queue_id=1)  # its op message is written again
-            await world.settled()
-            log.set_leader(stuck, has_leader=False)
-            world.settlers.memory.clock.shift_wall_clock(7 * 86_400_000 + 1_000)
-            await world.settlers.prepare("new", of())
-            await world.settlers.rollback("new")
-            await world.settlers.settled(0)
-            await world.project()
-            assert await world.projector.purge() == 0
-            log.set_leader(stuck, has_leader=True)
-            await world.project()
-            assert counts_of(world) == (2, 1, 0, 1, 0, 0)
-            await world.settlers.prepare("next", of(), queue_id=1)
-            await world.settlers.rollback("next", queue_id=1)
-            await world.catch_up()
-            assert await world.projector.purge() == 1
-
-    world.run(story())
+    log = world.settlers.memory.cluster.log
+    async with world.settlers.settling():
+        await world.settlers.prepare("slow", of(), queue_id=1)
+        await world.settlers.commit("slow", queue_id=1)
+        await world.catch_up()
+        await world.settlers.prepare("slow", of(), queue_id=1)  # its op message is written again
+        await world.settled()
+        log.set_leader(stuck, has_leader=False)
+        world.settlers.memory.clock.shift_wall_clock(7 * 86_400_000 + 1_000)
+        await world.settlers.prepare("new", of())
+        await world.settlers.rollback("new")
+        await world.settlers.settled(0)
+        await world.project()
+        assert await world.projector.purge() == 0
+        log.set_leader(stuck, has_leader=True)
+        await world.project()
+        assert counts_of(world) == (2, 1, 0, 1, 0, 0)
+        await world.settlers.prepare("next", of(), queue_id=1)
+        await world.settlers.rollback("next", queue_id=1)
+        await world.catch_up()
+        assert await world.projector.purge() == 1
     assert world.view("slow", 1) is None
     assert counts_of(world) == (3, 1, 0, 2, 0, 0)
 
 
-def test_long_ended_ones_are_purged_and_pending_ones_never(database_url: str) -> None:
+@in_world(make_projector_world)
+async def test_long_ended_ones_are_purged_and_pending_ones_never(world: ProjectorWorld) -> None:
     """Seven days by Kafka's time after the end; the totals still count them (C)."""
-    world = make_projector_world(database_url)
-
-    async def story() -> None:
-        async with world.settlers.settling():
-            await world.settlers.prepare("old", of(), of(topic="credits"))
-            await world.settlers.prepare("pending", of())
-            await world.settlers.commit("old")
-            await world.settlers.commit("old")
-            await world.catch_up()
-            assert await world.projector.purge() == 0
-            world.settlers.memory.clock.shift_wall_clock(7 * 86_400_000 + 1_000)
-            await world.settlers.prepare("new", of())
-            await world.settlers.commit("new")
-            await world.catch_up()
-            assert await world.projector.purge() == 1
-
-    world.run(story())
+    async with world.settlers.settling():
+        await world.settlers.prepare("old", of(), of(topic="credits"))
+        await world.settlers.prepare("pending", of())
+        await world.settlers.commit("old")
+        await world.settlers.commit("old")
+        await world.catch_up()
+        assert await world.projector.purge() == 0
+        world.settlers.memory.clock.shift_wall_clock(7 * 86_400_000 + 1_000)
+        await world.settlers.prepare("new", of())
+        await world.settlers.commit("new")
+        await world.catch_up()
+        assert await world.projector.purge() == 1
     assert world.view("old") is None
     assert [view is not None for view in (world.view("pending"), world.view("new"))] == [True, True]
     assert counts_of(world) == (3, 2, 0, 0, 0, 1)

@@ -15,6 +15,7 @@ from bridge.sql.projection import apply_chunk
 from bridge.sql.tables import leases, pending_ages, projection_positions
 from tests.support.projector_world import DatabaseThatFails, ProjectorWorld, make_projector_world
 from tests.support.settler_world import make_settler_world
+from tests.support.virtual_time import in_world
 
 T = TypeVar("T")
 
@@ -27,61 +28,54 @@ def committed(world: ProjectorWorld) -> int:
     return world.stats().total.committed
 
 
-def test_standby_takes_over_when_the_active_one_dies(database_url: str) -> None:
+@in_world(make_projector_world)
+async def test_standby_takes_over_when_the_active_one_dies(world: ProjectorWorld) -> None:
     """One works, the other waits for its lease to end; nothing is counted twice."""
-    world = make_projector_world(database_url)
-
-    async def story() -> None:
-        clock = world.settlers.memory.clock
-        other = world.make_projector("other")
-        first = asyncio.create_task(world.projector.run_forever())
-        while not world.projector.is_active:
+    clock = world.settlers.memory.clock
+    other = world.make_projector("other")
+    first = asyncio.create_task(world.projector.run_forever())
+    while not world.projector.is_active:
+        await clock.sleep_ms(10)
+    second = asyncio.create_task(other.run_forever())
+    async with world.settlers.settling():
+        await world.settlers.prepare("a", of())
+        while world.view("a") is None:
             await clock.sleep_ms(10)
-        second = asyncio.create_task(other.run_forever())
-        async with world.settlers.settling():
-            await world.settlers.prepare("a", of())
-            while world.view("a") is None:
-                await clock.sleep_ms(10)
-            assert not other.is_active
-            world.database.fail_before = 10**9  # dies without giving its lease back
-            first.cancel()
-            await asyncio.wait([first])
-            world.database.fail_before = 0
-            await world.settlers.commit("a")
-            while committed(world) == 0:
-                await clock.sleep_ms(10)
-            assert other.is_active
-        other.stop()
-        await second
-
-    world.run(story())
+        assert not other.is_active
+        world.database.fail_before = 10**9  # dies without giving its lease back
+        first.cancel()
+        await asyncio.wait([first])
+        world.database.fail_before = 0
+        await world.settlers.commit("a")
+        while committed(world) == 0:
+            await clock.sleep_ms(10)
+        assert other.is_active
+    other.stop()
+    await second
     assert (world.stats().total.prepared, committed(world)) == (1, 1)
 
 
-def test_ages_are_made_anew_by_who_takes_over(database_url: str) -> None:
+@in_world(make_projector_world)
+async def test_ages_are_made_anew_by_who_takes_over(world: ProjectorWorld) -> None:
     """An older release that was at work, as in an upgrade, kept none of them."""
-    world = make_projector_world(database_url)
 
     def ages() -> list[int]:
         return [count for _, count in world.stats().total.age_histogram if count]
 
-    async def story() -> None:
-        async with world.settlers.settling():
-            await world.settlers.prepare("a", of())
-            await world.settlers.prepare("b", of())
-            await world.catch_up()
-            world.query(lambda c: c.execute(sa.delete(pending_ages)))
-            await world.settlers.commit("a")
-            await world.catch_up()
-            assert ages() == [-1]
-            await world.projector.close()
-            running = asyncio.create_task(world.projector.run_forever())
-            await world.settlers.memory.clock.sleep_ms(1_000)
-            world.projector.stop()
-            await running
-            assert ages() == [1]
-
-    world.run(story())
+    async with world.settlers.settling():
+        await world.settlers.prepare("a", of())
+        await world.settlers.prepare("b", of())
+        await world.catch_up()
+        world.query(lambda c: c.execute(sa.delete(pending_ages)))
+        await world.settlers.commit("a")
+        await world.catch_up()
+        assert ages() == [-1]
+        await world.projector.close()
+        running = asyncio.create_task(world.projector.run_forever())
+        await world.settlers.memory.clock.sleep_ms(1_000)
+        world.projector.stop()
+        await running
+        assert ages() == [1]
 
 
 def test_standby_says_nothing_of_what_halted_before_another_took_over(make_sqlite_url: Callable[[], str]) -> None:
@@ -111,57 +105,49 @@ def test_standby_says_nothing_of_what_halted_before_another_took_over(make_sqlit
     world.run(story())
 
 
-def test_unknown_version_halts_its_queue_and_no_other(database_url: str) -> None:
+@in_world(make_projector_world, queues=2)
+async def test_unknown_version_halts_its_queue_and_no_other(world: ProjectorWorld) -> None:
     """A newer format is not guessed at: that queue is not ready until a newer projector runs (40)."""
-    world = make_projector_world(database_url, queues=2)
-
-    async def story() -> None:
-        op = MessageQueue(world.topics.op, 0)
-        async with world.settlers.settling():
-            await world.settlers.prepare("a", of())
-            await world.settlers.prepare("b", of(), queue_id=1)
-            await world.catch_up()
-            await world.settlers.commit("b", queue_id=1)
-            await world.settled()
-            key = world.settlers.id_of("a").encode()
-            await world.settlers.memory.store.put(op, Message(op.topic, key, b'{"v":2}'))
-            running = asyncio.create_task(world.projector.run_forever())
-            while committed(world) == 0 or not world.projector.halted:
-                await world.settlers.memory.clock.sleep_ms(50)
-            world.projector.stop()
-            await running
-
-    world.run(story())
+    op = MessageQueue(world.topics.op, 0)
+    async with world.settlers.settling():
+        await world.settlers.prepare("a", of())
+        await world.settlers.prepare("b", of(), queue_id=1)
+        await world.catch_up()
+        await world.settlers.commit("b", queue_id=1)
+        await world.settled()
+        key = world.settlers.id_of("a").encode()
+        await world.settlers.memory.store.put(op, Message(op.topic, key, b'{"v":2}'))
+        running = asyncio.create_task(world.projector.run_forever())
+        while committed(world) == 0 or not world.projector.halted:
+            await world.settlers.memory.clock.sleep_ms(50)
+        world.projector.stop()
+        await running
     assert list(world.projector.halted) == [0]
     assert "version" in world.projector.halted[0]
 
 
-def test_projector_at_rest_keeps_its_lease_and_forgets_what_is_old(database_url: str) -> None:
+@in_world(make_projector_world)
+async def test_projector_at_rest_keeps_its_lease_and_forgets_what_is_old(world: ProjectorWorld) -> None:
     """Nothing to read and an SQL that fails now and then are no reason to stop and begin anew."""
-    world = make_projector_world(database_url)
     clock = world.settlers.memory.clock
-
-    async def story() -> None:
-        async with world.settlers.settling():
-            await world.settlers.prepare("old", of())
-            await world.settlers.commit("old")
-            await world.settled()
-            clock.shift_wall_clock(7 * 86_400_000 + 1_000)
-            await world.settlers.prepare("new", of())
-            await world.settlers.commit("new")
-            await world.settled()
-        running = asyncio.create_task(world.projector.run_forever())
-        while committed(world) < 2:
-            await clock.sleep_ms(10)
-        world.database.fail_before = 3  # renewals of the lease and a purge
-        for _ in range(2_000):
-            assert world.projector.is_active
-            await clock.sleep_ms(10)
-        assert world.database.fail_before == 0
-        world.projector.stop()
-        await running
-
-    world.run(story())
+    async with world.settlers.settling():
+        await world.settlers.prepare("old", of())
+        await world.settlers.commit("old")
+        await world.settled()
+        clock.shift_wall_clock(7 * 86_400_000 + 1_000)
+        await world.settlers.prepare("new", of())
+        await world.settlers.commit("new")
+        await world.settled()
+    running = asyncio.create_task(world.projector.run_forever())
+    while committed(world) < 2:
+        await clock.sleep_ms(10)
+    world.database.fail_before = 3  # renewals of the lease and a purge
+    for _ in range(2_000):
+        assert world.projector.is_active
+        await clock.sleep_ms(10)
+    assert world.database.fail_before == 0
+    world.projector.stop()
+    await running
     assert (world.view("old"), world.view("new") is None) == (None, False)
 
 
@@ -213,27 +199,23 @@ def test_queues_leave_the_pool_to_readers(make_sqlite_url: Callable[[], str], is
     assert database.most == writers
 
 
-def test_broker_s_clock_that_was_years_ahead_purges_nothing(database_url: str) -> None:
+@in_world(make_projector_world)
+async def test_broker_s_clock_that_was_years_ahead_purges_nothing(world: ProjectorWorld) -> None:
     """One record of 2038 is the newest for as long as its projector lives; repeats would be known to nobody (D)."""
-    world = make_projector_world(database_url)
-
-    async def story() -> None:
-        log = world.settlers.memory.cluster.log
-        journal_and_op = [log.topics[name].partitions[0] for name in (world.topics.half, world.topics.op)]
-        async with world.settlers.settling():
-            await world.settlers.prepare("before", of())
-            await world.settlers.commit("before")
+    log = world.settlers.memory.cluster.log
+    journal_and_op = [log.topics[name].partitions[0] for name in (world.topics.half, world.topics.op)]
+    async with world.settlers.settling():
+        await world.settlers.prepare("before", of())
+        await world.settlers.commit("before")
+        await world.catch_up()
+        for ahead_ms in (20 * 365 * 86_400_000, 0):
+            for partition in journal_and_op:
+                partition.ahead_ms = ahead_ms
+            await world.settlers.prepare(f"ahead {ahead_ms}", of())
+            await world.settlers.rollback(f"ahead {ahead_ms}")
             await world.catch_up()
-            for ahead_ms in (20 * 365 * 86_400_000, 0):
-                for partition in journal_and_op:
-                    partition.ahead_ms = ahead_ms
-                await world.settlers.prepare(f"ahead {ahead_ms}", of())
-                await world.settlers.rollback(f"ahead {ahead_ms}")
-                await world.catch_up()
-            assert await world.projector.purge() == 0
-            world.settlers.memory.clock.shift_wall_clock(8 * 86_400_000)
-            await world.settlers.prepare("after", of())
-            await world.catch_up()
-            assert await world.projector.purge() == 2
-
-    world.run(story())
+        assert await world.projector.purge() == 0
+        world.settlers.memory.clock.shift_wall_clock(8 * 86_400_000)
+        await world.settlers.prepare("after", of())
+        await world.catch_up()
+        assert await world.projector.purge() == 2

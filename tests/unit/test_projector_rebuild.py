@@ -20,6 +20,7 @@ from bridge.sql.tables import transactions
 from bridge.store.memory.log import clean
 from bridge.topology import identify
 from tests.support.projector_world import ProjectorWorld, make_projector_world
+from tests.support.virtual_time import in_world
 
 
 def of(value: bytes = b"v", key: bytes | None = b"k", topic: str = "orders") -> Message:
@@ -104,54 +105,46 @@ def test_projection_is_the_same_however_it_was_cut(make_sqlite_url: object, seed
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_rebuild_beside_a_working_projector_gives_the_same_rows(database_url: str, seed: int) -> None:
+@in_world(make_projector_world, queues=2)
+async def test_rebuild_beside_a_working_projector_gives_the_same_rows(world: ProjectorWorld, seed: int) -> None:
     """`projection rebuild` while the bridge runs: who is at work begins anew (19, 67)."""
-    world = make_projector_world(database_url, queues=2)
     seen: list[RebuildProgress] = []
-
-    async def story() -> None:
-        async with world.settlers.settling():
-            await live_on(world, Random(seed), 40)
-            before = world.dump()
-            working = asyncio.create_task(world.projector.run_forever())
-            while not world.projector.is_active:
-                await world.settlers.memory.clock.sleep_ms(10)
-            other = world.make_projector("rebuilder")
-            verdict = await rebuild(other, seen.append)
-            assert {name: set(rows) ^ set(before[name]) for name, rows in world.dump().items()} == {
-                name: set() for name in before
-            }
-            assert (verdict.total, verdict.orphan_count) == (world.stats().total, 0)
-            world.projector.stop()
-            await working
-
-    world.run(story())
+    async with world.settlers.settling():
+        await live_on(world, Random(seed), 40)
+        before = world.dump()
+        working = asyncio.create_task(world.projector.run_forever())
+        while not world.projector.is_active:
+            await world.settlers.memory.clock.sleep_ms(10)
+        other = world.make_projector("rebuilder")
+        verdict = await rebuild(other, seen.append)
+        assert {name: set(rows) ^ set(before[name]) for name, rows in world.dump().items()} == {
+            name: set() for name in before
+        }
+        assert (verdict.total, verdict.orphan_count) == (world.stats().total, 0)
+        world.projector.stop()
+        await working
     assert seen[-1].applied == seen[-1].wanted
 
 
-def test_rebuild_reads_up_to_what_was_projected_when_it_emptied_the_tables(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
+@in_world(make_projector_world, queues=2, config=SMALL)
+async def test_rebuild_reads_up_to_what_was_projected_when_it_emptied_the_tables(
+    world: ProjectorWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was prepared and projected just before is no orphan: Kafka knows it."""
-    world = make_projector_world(database_url, queues=2, config=SMALL)
+    async with world.settlers.settling():
+        await world.settlers.prepare("a", of())
+        await world.catch_up()
+        look = LogToReread.check
 
-    async def story() -> None:
-        async with world.settlers.settling():
-            await world.settlers.prepare("a", of())
+        async def look_and_go_on(log: LogToReread) -> None:
+            await look(log)
+            for name in map(str, range(20)):
+                await world.settlers.prepare(name, of(), queue_id=1)
             await world.catch_up()
-            look = LogToReread.check
 
-            async def look_and_go_on(log: LogToReread) -> None:
-                await look(log)
-                for name in map(str, range(20)):
-                    await world.settlers.prepare(name, of(), queue_id=1)
-                await world.catch_up()
-
-            monkeypatch.setattr(LogToReread, "check", look_and_go_on)
-            verdict = await rebuild(world.projector, lambda _: None)
-            assert (verdict.total.prepared, verdict.orphan_count) == (21, 0)
-
-    world.run(story())
+        monkeypatch.setattr(LogToReread, "check", look_and_go_on)
+        verdict = await rebuild(world.projector, lambda _: None)
+        assert (verdict.total.prepared, verdict.orphan_count) == (21, 0)
 
 
 @pytest.mark.parametrize("lost", ["half", "op"])
@@ -181,92 +174,76 @@ def test_rebuild_leaves_the_projection_where_the_log_is_lost(
     world.run(story())
 
 
-def test_rebuild_names_what_kafka_does_not_know(database_url: str) -> None:
+@in_world(make_projector_world)
+async def test_rebuild_names_what_kafka_does_not_know(world: ProjectorWorld) -> None:
     """Kafka restored behind SQL: such entries are listed, and nothing is published for them (63)."""
-    world = make_projector_world(database_url)
-
-    async def story() -> None:
-        async with world.settlers.settling():
-            await world.settlers.prepare("a", of())
-            await world.catch_up()
-            ghost = make_row("0" * 28, "shop", 0, 99, 1)
-            world.query(lambda c: insert_rows(c, transactions, ALL_COLUMNS, [all_values(ghost)]))
-            verdict = await rebuild(world.projector, lambda _: None)
-            assert (verdict.orphan_count, verdict.orphans) == (1, [Orphan("0" * 28, "shop", TransactionState.PREPARED)])
-            again = await rebuild(world.projector, lambda _: None)
-            assert again.orphan_count == 0
-
-    world.run(story())
+    async with world.settlers.settling():
+        await world.settlers.prepare("a", of())
+        await world.catch_up()
+        ghost = make_row("0" * 28, "shop", 0, 99, 1)
+        world.query(lambda c: insert_rows(c, transactions, ALL_COLUMNS, [all_values(ghost)]))
+        verdict = await rebuild(world.projector, lambda _: None)
+        assert (verdict.orphan_count, verdict.orphans) == (1, [Orphan("0" * 28, "shop", TransactionState.PREPARED)])
+        again = await rebuild(world.projector, lambda _: None)
+        assert again.orphan_count == 0
     assert counts_of(world) == (1, 0, 0, 0, 0, 1)
 
 
-def test_rebuild_ends_where_the_journal_ends_before_what_was_decided(database_url: str) -> None:
+@in_world(make_projector_world)
+async def test_rebuild_ends_where_the_journal_ends_before_what_was_decided(world: ProjectorWorld) -> None:
     """It would wait for ever for records that nobody will write (54, 56)."""
-    world = make_projector_world(database_url)
-
-    async def story() -> None:
-        async with world.settlers.settling():
-            await world.settlers.prepare("a", of())
-            await world.catch_up()
-        partition = world.settlers.memory.cluster.log.topics[world.topics.half].partitions[0]
-        partition.records.clear()
-        partition.maximum = 0
-        with pytest.raises(QueueHalted, match="ends at 0"):
-            await rebuild(world.projector, lambda _: None)
-
-    world.run(story())
+    async with world.settlers.settling():
+        await world.settlers.prepare("a", of())
+        await world.catch_up()
+    partition = world.settlers.memory.cluster.log.topics[world.topics.half].partitions[0]
+    partition.records.clear()
+    partition.maximum = 0
+    with pytest.raises(QueueHalted, match="ends at 0"):
+        await rebuild(world.projector, lambda _: None)
 
 
 @pytest.mark.parametrize("lost", ["half", "op"])
-def test_database_that_is_older_than_what_kafka_keeps_says_that_it_must_be_rebuilt(
-    database_url: str, lost: str
+@in_world(make_projector_world)
+async def test_database_that_is_older_than_what_kafka_keeps_says_that_it_must_be_rebuilt(
+    world: ProjectorWorld, lost: str
 ) -> None:
     """As after a restore: the queue's projection halts, with the remedy, and a rebuild is one (63)."""
-    world = make_projector_world(database_url)
-
-    async def story() -> None:
-        async with world.settlers.settling():
-            await world.settlers.prepare("before", of())
-            await world.catch_up()
-            await world.projector.close()
-            for name in ("a", "b"):
-                await world.settlers.prepare(name, of())
-                await world.settlers.commit(name)
-                await world.settled()
-        partition = world.settlers.memory.cluster.log.topics[getattr(world.topics, lost)].partitions[0]
-        partition.drop_below(partition.maximum - 1)
-        with pytest.raises(QueueHalted, match="outbox-bridge projection rebuild"):
-            await world.projector.run_once()
-        assert "projection rebuild" in world.projector.halted[0]
-        if lost == "half":  # whose states the op topic has; that is compacted, and never loses its beginning by itself
-            await rebuild(world.projector, lambda _: None)
-            assert world.projector.halted == {}
-
-    world.run(story())
-
-
-def test_rebuild_ends_after_a_minute_without_progress(database_url: str) -> None:
-    """A projector that holds the lease and does nothing, as if frozen for ever (19)."""
-    world = make_projector_world(database_url, queues=2)
-
-    async def story() -> None:
-        async with world.settlers.settling():
-            await world.settlers.prepare("a", of())
-            await world.catch_up()
+    async with world.settlers.settling():
+        await world.settlers.prepare("before", of())
+        await world.catch_up()
         await world.projector.close()
-        other = world.make_projector("frozen")
-        assert await other.hold_lease()
-        renewing = asyncio.create_task(renew(world, other))
-        with pytest.raises(StoreTimeout, match="s: queue 0 is at 0 of 1;"):
-            await rebuild(world.projector, lambda _: None)
-        renewing.cancel()
+        for name in ("a", "b"):
+            await world.settlers.prepare(name, of())
+            await world.settlers.commit(name)
+            await world.settled()
+    partition = world.settlers.memory.cluster.log.topics[getattr(world.topics, lost)].partitions[0]
+    partition.drop_below(partition.maximum - 1)
+    with pytest.raises(QueueHalted, match="outbox-bridge projection rebuild"):
+        await world.projector.run_once()
+    assert "projection rebuild" in world.projector.halted[0]
+    if lost == "half":  # whose states the op topic has; that is compacted, and never loses its beginning by itself
+        await rebuild(world.projector, lambda _: None)
+        assert world.projector.halted == {}
 
-    world.run(story())
+
+@in_world(make_projector_world, queues=2)
+async def test_rebuild_ends_after_a_minute_without_progress(world: ProjectorWorld) -> None:
+    """A projector that holds the lease and does nothing, as if frozen for ever (19)."""
+    async with world.settlers.settling():
+        await world.settlers.prepare("a", of())
+        await world.catch_up()
+    await world.projector.close()
+    other = world.make_projector("frozen")
+    assert await other.hold_lease()
+    renewing = asyncio.create_task(renew(world, other))
+    with pytest.raises(StoreTimeout, match="s: queue 0 is at 0 of 1;"):
+        await rebuild(world.projector, lambda _: None)
+    renewing.cancel()
 
 
-def test_rebuild_waits_for_a_slow_projector_as_long_as_it_gets_on(database_url: str) -> None:
+@in_world(make_projector_world, config=SMALL)
+async def test_rebuild_waits_for_a_slow_projector_as_long_as_it_gets_on(world: ProjectorWorld) -> None:
     """Minutes, if it takes that long: only standing still for a minute is an end (19)."""
-    world = make_projector_world(database_url, config=SMALL)
     clock = world.settlers.memory.clock
 
     async def crawl(projector: Projector) -> None:
@@ -277,22 +254,19 @@ def test_rebuild_waits_for_a_slow_projector_as_long_as_it_gets_on(database_url: 
             while not (await projector.run_once()).chunks:
                 pass
 
-    async def story() -> None:
-        async with world.settlers.settling():
-            for number in range(6):
-                await world.settlers.prepare(f"{number}", of())
-                await world.settlers.settled()
-            await world.catch_up()
-        await world.projector.close()
-        other, began_ms = world.make_projector("slow"), clock.monotonic_ms()
-        assert await other.hold_lease()
-        crawling = asyncio.create_task(crawl(other))
-        verdict = await rebuild(world.projector, lambda _: None)
-        assert (verdict.orphan_count, verdict.total.pending) == (0, 6)
-        assert clock.monotonic_ms() - began_ms > 60_000
-        crawling.cancel()
-
-    world.run(story())
+    async with world.settlers.settling():
+        for number in range(6):
+            await world.settlers.prepare(f"{number}", of())
+            await world.settlers.settled()
+        await world.catch_up()
+    await world.projector.close()
+    other, began_ms = world.make_projector("slow"), clock.monotonic_ms()
+    assert await other.hold_lease()
+    crawling = asyncio.create_task(crawl(other))
+    verdict = await rebuild(world.projector, lambda _: None)
+    assert (verdict.orphan_count, verdict.total.pending) == (0, 6)
+    assert clock.monotonic_ms() - began_ms > 60_000
+    crawling.cancel()
 
 
 async def renew(world: ProjectorWorld, projector: Projector) -> None:
@@ -335,9 +309,9 @@ def test_compacted_log_still_gives_every_state(database_url: str) -> None:
     assert counts_of(world) == (7, 3, 0, 0, 0, 4)
 
 
-def test_what_has_ended_long_ago_is_kept_until_its_half_message_was_read(database_url: str) -> None:
+@in_world(make_projector_world, config=SMALL)
+async def test_what_has_ended_long_ago_is_kept_until_its_half_message_was_read(world: ProjectorWorld) -> None:
     """Compaction leaves op messages of weeks without a position: they are applied before the journal is (C, 19)."""
-    world = make_projector_world(database_url, config=SMALL)
     clock = world.settlers.memory.clock
 
     async def settle(*names: str) -> None:
@@ -348,21 +322,18 @@ def test_what_has_ended_long_ago_is_kept_until_its_half_message_was_read(databas
                 await world.settlers.settled()
             await world.catch_up()
 
-    async def story() -> None:
-        log = world.settlers.memory.cluster.log
-        await settle(*[f"old{n}" for n in range(8)])
-        log.topics[world.topics.op].alter({"segment.ms": "1000", "min.compaction.lag.ms": "0"})
-        clock.shift_wall_clock(8 * 86_400_000)
-        await settle(*[f"new{n}" for n in range(6)])
-        clock.shift_wall_clock(2 * 86_400_000)
-        await settle("last")
-        clean(log)
-        await world.database.run(clear_projection)
-        idle = 0
-        while idle < 2:
-            idle = 0 if await step(world.projector) else idle + 1
-
-    world.run(story())
+    log = world.settlers.memory.cluster.log
+    await settle(*[f"old{n}" for n in range(8)])
+    log.topics[world.topics.op].alter({"segment.ms": "1000", "min.compaction.lag.ms": "0"})
+    clock.shift_wall_clock(8 * 86_400_000)
+    await settle(*[f"new{n}" for n in range(6)])
+    clock.shift_wall_clock(2 * 86_400_000)
+    await settle("last")
+    clean(log)
+    await world.database.run(clear_projection)
+    idle = 0
+    while idle < 2:
+        idle = 0 if await step(world.projector) else idle + 1
     assert counts_of(world) == (15, 15, 0, 0, 0, 0)
     assert (world.view("old0"), world.view("new0") is None) == (None, False)
 
@@ -387,48 +358,40 @@ async def make_weeks(world: ProjectorWorld) -> None:
             await world.project()
 
 
-def test_projector_that_slept_through_a_rebuild_forgets_nothing(database_url: str) -> None:
+@in_world(make_projector_world, config=SMALL)
+async def test_projector_that_slept_through_a_rebuild_forgets_nothing(world: ProjectorWorld) -> None:
     """Frozen, and at work again before it knows that another one has begun the projection anew (19, C)."""
-    world = make_projector_world(database_url, config=SMALL)
-
-    async def story() -> None:
-        await make_weeks(world)
-        await world.project()
-        await world.database.run(clear_projection)
-        other = world.make_projector("other")
-        while world.stats().total.prepared < 1:
-            await other.run_once()
-        assert await world.projector.purge() == 0
-        await world.project(other)
-        assert await other.purge() == 1
-        await other.close()
-
-    world.run(story())
+    await make_weeks(world)
+    await world.project()
+    await world.database.run(clear_projection)
+    other = world.make_projector("other")
+    while world.stats().total.prepared < 1:
+        await other.run_once()
+    assert await world.projector.purge() == 0
+    await world.project(other)
+    assert await other.purge() == 1
+    await other.close()
     assert counts_of(world) == (2, 2, 0, 0, 0, 0)
 
 
-def test_what_is_forgotten_during_a_rebuild_is_no_orphan(database_url: str) -> None:
+@in_world(make_projector_world)
+async def test_what_is_forgotten_during_a_rebuild_is_no_orphan(world: ProjectorWorld) -> None:
     """A database of last week: the projector at work reads on, and forgets, before the rebuild is judged (63)."""
-    world = make_projector_world(database_url)
+    await make_weeks(world)
+    await world.projector.close()
+    at_work, cleared = world.make_projector("at work"), asyncio.Event()
+    assert await at_work.hold_lease()
 
-    async def story() -> None:
-        await make_weeks(world)
-        await world.projector.close()
-        at_work, cleared = world.make_projector("at work"), asyncio.Event()
-        assert await at_work.hold_lease()
+    async def work() -> None:
+        await cleared.wait()
+        while await step(at_work) or world.view("new") is None:
+            pass
 
-        async def work() -> None:
-            await cleared.wait()
-            while await step(at_work) or world.view("new") is None:
-                pass
-
-        working = asyncio.create_task(work())
-        verdict = await rebuild(world.projector, lambda _: cleared.set())
-        assert (verdict.orphan_count, verdict.orphans) == (0, [])
-        await working
-        await at_work.close()
-
-    world.run(story())
+    working = asyncio.create_task(work())
+    verdict = await rebuild(world.projector, lambda _: cleared.set())
+    assert (verdict.orphan_count, verdict.orphans) == (0, [])
+    await working
+    await at_work.close()
     assert counts_of(world) == (2, 2, 0, 0, 0, 0)
 
 

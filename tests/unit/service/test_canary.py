@@ -14,6 +14,7 @@ from bridge.service.operate import Who
 from bridge.store.memory.link import Fate, NoFaults, Step, StepKind
 from bridge.store.message_store import GetResult, MessageStore
 from tests.support.service_world import ServiceWorld, make_service_world
+from tests.support.virtual_time import in_world
 
 TOPIC = "orders"
 
@@ -77,143 +78,117 @@ class LateMarkers:
 
 
 @pytest.mark.parametrize(("looks", "has_arrived"), [(3, True), (100_000, False)])
-def test_canary_waits_for_the_marker_behind_its_message(tmp_path: Path, looks: int, has_arrived: bool) -> None:
+@in_world(make_service_world)
+async def test_canary_waits_for_the_marker_behind_its_message(
+    world: ServiceWorld, looks: int, has_arrived: bool
+) -> None:
     """A broker answers EndTxn before readers may see what it committed; but it does not wait for ever."""
-    world = make_service_world(tmp_path)
-
-    async def story() -> None:
-        async with world.serving() as api, world.settlers.settling():
-            canary = make_canary(api)
-            canary._store = LateMarkers(api.backing.store, looks)  # type: ignore[assignment]
-            run = await canary.run_once()
-            assert (run.failure is None) == has_arrived
-            assert run.read_ms >= 60
-            assert has_arrived or "not found at orders[" in str(run.failure)
-
-    world.run(story())
+    async with world.serving() as api, world.settlers.settling():
+        canary = make_canary(api)
+        canary._store = LateMarkers(api.backing.store, looks)  # type: ignore[assignment]
+        run = await canary.run_once()
+        assert (run.failure is None) == has_arrived
+        assert run.read_ms >= 60
+        assert has_arrived or "not found at orders[" in str(run.failure)
 
 
-def test_canary_that_an_operator_gave_up_is_followed_by_another(tmp_path: Path) -> None:
+@in_world(make_service_world)
+async def test_canary_that_an_operator_gave_up_is_followed_by_another(world: ServiceWorld) -> None:
     """What was abandoned is never published: the next one shows whether the way is open again."""
-    world = make_service_world(tmp_path)
-
-    async def story() -> None:
-        async with world.serving() as api, world.settlers.settling(), world.projecting():
-            canary = make_canary(api)
-            assert (await canary.run_once()).failure is None
-            topic = world.settlers.memory.cluster.log.topics[TOPIC]
-            topic.is_denied = True
-            assert (await canary.run_once()).failure
-            assert canary._open is not None
-            told = await api.transactions.act(canary._open[0], Act.ABANDON, Who("ann", "why"))
-            assert isinstance(told, TransactionView)
-            topic.is_denied = False
-            await world.sleep(60_000)
-            assert (await canary.run_once()).failure
-            assert canary._open is None
-            while (await canary.run_once()).failure:  # what the settler knows of the topic is a little old
-                await world.sleep(1_000)
-            assert await count_prepared(world) == 3
-
-    world.run(story())
+    async with world.serving() as api, world.settlers.settling(), world.projecting():
+        canary = make_canary(api)
+        assert (await canary.run_once()).failure is None
+        topic = world.settlers.memory.cluster.log.topics[TOPIC]
+        topic.is_denied = True
+        assert (await canary.run_once()).failure
+        assert canary._open is not None
+        told = await api.transactions.act(canary._open[0], Act.ABANDON, Who("ann", "why"))
+        assert isinstance(told, TransactionView)
+        topic.is_denied = False
+        await world.sleep(60_000)
+        assert (await canary.run_once()).failure
+        assert canary._open is None
+        while (await canary.run_once()).failure:  # what the settler knows of the topic is a little old
+            await world.sleep(1_000)
+        assert await count_prepared(world) == 3
 
 
-def test_canary_that_cannot_be_published_is_followed_and_not_repeated(tmp_path: Path) -> None:
+@in_world(make_service_world)
+async def test_canary_that_cannot_be_published_is_followed_and_not_repeated(world: ServiceWorld) -> None:
     """A topic that takes nothing gets one; once it takes it, that one has arrived."""
-    world = make_service_world(tmp_path)
-
-    async def story() -> None:
-        async with world.serving() as api, world.settlers.settling():
-            canary = make_canary(api)
-            assert (await canary.run_once()).failure is None
-            topic = world.settlers.memory.cluster.log.topics[TOPIC]
-            topic.is_denied = True
-            failures = [(await canary.run_once()).failure for _ in range(3)]
-            assert all(failures)
-            assert await count_prepared(world) == 2
-            topic.is_denied = False
-            await world.sleep(60_000)
-            assert (await canary.run_once()).failure is None
-            assert (canary.counts[FAILED], await count_prepared(world)) == (3, 2)
-            assert (await canary.run_once()).failure is None
-
-    world.run(story())
+    async with world.serving() as api, world.settlers.settling():
+        canary = make_canary(api)
+        assert (await canary.run_once()).failure is None
+        topic = world.settlers.memory.cluster.log.topics[TOPIC]
+        topic.is_denied = True
+        failures = [(await canary.run_once()).failure for _ in range(3)]
+        assert all(failures)
+        assert await count_prepared(world) == 2
+        topic.is_denied = False
+        await world.sleep(60_000)
+        assert (await canary.run_once()).failure is None
+        assert (canary.counts[FAILED], await count_prepared(world)) == (3, 2)
+        assert (await canary.run_once()).failure is None
 
 
-def test_canary_that_may_not_have_been_prepared_is_not_committed(tmp_path: Path) -> None:
+@in_world(make_service_world, faults=LosesPuts)
+async def test_canary_that_may_not_have_been_prepared_is_not_committed(world: ServiceWorld, faults: LosesPuts) -> None:
     """An end of what was never prepared would be a finding of the next report; what was is rolled back by itself."""
-    faults = LosesPuts()
-    world = make_service_world(tmp_path, faults=faults)
-
-    async def story() -> None:
-        async with world.serving() as api, world.settlers.settling():
-            canary = make_canary(api)
-            assert (await canary.run_once()).failure is None
-            faults.is_on = True
-            assert (await canary.run_once()).failure
-            faults.is_on = False
-            assert (await canary.run_once()).failure is None
-            journals = [await world.journal(queue_id) for queue_id in range(world.topics.queues)]
-            ends = [record for journal in journals for record in journal if isinstance(record, EndRecord)]
-            assert len(ends) == await count_prepared(world) == 2
-
-    world.run(story())
+    async with world.serving() as api, world.settlers.settling():
+        canary = make_canary(api)
+        assert (await canary.run_once()).failure is None
+        faults.is_on = True
+        assert (await canary.run_once()).failure
+        faults.is_on = False
+        assert (await canary.run_once()).failure is None
+        journals = [await world.journal(queue_id) for queue_id in range(world.topics.queues)]
+        ends = [record for journal in journals for record in journal if isinstance(record, EndRecord)]
+        assert len(ends) == await count_prepared(world) == 2
 
 
-def test_canary_without_a_topic_says_what_to_do(tmp_path: Path) -> None:
+@in_world(make_service_world)
+async def test_canary_without_a_topic_says_what_to_do(world: ServiceWorld) -> None:
     """The remedy is in what readiness shows."""
-    world = make_service_world(tmp_path)
-
-    async def story() -> None:
-        async with world.serving() as api, world.settlers.settling():
-            canary = make_canary(api, "nowhere")
-            failure = (await canary.run_once()).failure
-            assert failure is not None
-            assert "outbox-bridge topic create nowhere" in failure
-            assert await count_prepared(world) == 0
-
-    world.run(story())
+    async with world.serving() as api, world.settlers.settling():
+        canary = make_canary(api, "nowhere")
+        failure = (await canary.run_once()).failure
+        assert failure is not None
+        assert "outbox-bridge topic create nowhere" in failure
+        assert await count_prepared(world) == 0
 
 
-def test_database_that_is_away_is_a_failure_and_no_end(tmp_path: Path) -> None:
+@in_world(make_service_world)
+async def test_database_that_is_away_is_a_failure_and_no_end(world: ServiceWorld) -> None:
     """The loop goes on; the next one arrives."""
-    world = make_service_world(tmp_path)
-
-    async def story() -> None:
-        async with world.serving() as api, world.settlers.settling():
-            canary = make_canary(api)
-            world.database.is_down = True
-            failure = (await canary.run_once()).failure
-            world.database.is_down = False
-            assert failure is None or "down" in failure
-            assert (await canary.run_once()).failure is None
-
-    world.run(story())
+    async with world.serving() as api, world.settlers.settling():
+        canary = make_canary(api)
+        world.database.is_down = True
+        failure = (await canary.run_once()).failure
+        world.database.is_down = False
+        assert failure is None or "down" in failure
+        assert (await canary.run_once()).failure is None
 
 
-def test_canary_rests_while_all_prepares_are_switched_off(tmp_path: Path) -> None:
+@in_world(make_service_world)
+async def test_canary_rests_while_all_prepares_are_switched_off(world: ServiceWorld) -> None:
     """What an operator wants is no failure; one that is under way is followed until it has arrived."""
-    world, who = make_service_world(tmp_path), Who("ann", "release")
-
-    async def story() -> None:
-        async with world.serving() as api, world.settlers.settling():
-            canary = make_canary(api)
-            assert (await canary.run_once()).failure is None
-            topic = world.settlers.memory.cluster.log.topics[TOPIC]
-            topic.is_denied = True
-            assert (await canary.run_once()).failure
-            await api.groups.switch_prepares(who, is_paused=True)
-            await world.sleep(5_000)
-            looks = asyncio.ensure_future(canary.run_forever())
-            topic.is_denied = False
-            await world.sleep(300_000)
-            assert canary.counts[ARRIVED] == 2
-            assert (canary.last, await count_prepared(world)) == (None, 2)
-            await api.groups.switch_prepares(who, is_paused=False)
-            await world.sleep(120_000)
-            looks.cancel()
-            assert canary.counts[ARRIVED] > 2
-            assert canary.last is not None
-            assert canary.last.failure is None
-
-    world.run(story())
+    who = Who("ann", "release")
+    async with world.serving() as api, world.settlers.settling():
+        canary = make_canary(api)
+        assert (await canary.run_once()).failure is None
+        topic = world.settlers.memory.cluster.log.topics[TOPIC]
+        topic.is_denied = True
+        assert (await canary.run_once()).failure
+        await api.groups.switch_prepares(who, is_paused=True)
+        await world.sleep(5_000)
+        looks = asyncio.ensure_future(canary.run_forever())
+        topic.is_denied = False
+        await world.sleep(300_000)
+        assert canary.counts[ARRIVED] == 2
+        assert (canary.last, await count_prepared(world)) == (None, 2)
+        await api.groups.switch_prepares(who, is_paused=False)
+        await world.sleep(120_000)
+        looks.cancel()
+        assert canary.counts[ARRIVED] > 2
+        assert canary.last is not None
+        assert canary.last.failure is None

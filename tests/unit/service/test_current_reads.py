@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
 from sqlalchemy import Connection
@@ -15,6 +14,7 @@ from bridge.sql.engine import InlineDatabase
 from bridge.store.memory.link import Fate, StepKind
 from tests.support.memory_faults import ScriptedFaults
 from tests.support.service_world import ServiceWorld, make_service_world
+from tests.support.virtual_time import in_world
 
 T = TypeVar("T")
 
@@ -39,70 +39,55 @@ async def append(world: ServiceWorld) -> None:
     await world.settlers.memory.store.put(MessageQueue(world.topics.half, 0), Message("", b"k"))
 
 
-def test_many_waiters_share_one_poller_and_one_note(tmp_path: Path) -> None:
+@in_world(make_service_world, faults=ScriptedFaults)
+async def test_many_waiters_share_one_poller_and_one_note(world: ServiceWorld, faults: ScriptedFaults) -> None:
     """A hundred callers ask for one end, and the database once each 20 ms."""
-    faults = ScriptedFaults()
-    world = make_service_world(tmp_path, faults=faults)
     database = CountingDatabase(str(world.database.url))
-
-    async def story() -> None:
-        clock = world.settlers.memory.clock
-        reads = make_reads(world, database)
-        await append(world)
-        faults.steps.clear()
-        work = [reads.read([0], lambda connection: 7, Deadline.after(clock, 2_000)) for _ in range(100)]
-        tasks = [asyncio.create_task(one) for one in work]
-        await world.sleep(200)
-        assert len([step for step in faults.steps if step.kind is StepKind.GET]) == 1
-        world.put_position(0, 1)
-        answers = await asyncio.gather(*tasks)
-        assert {(answer.currency, answer.value) for answer in answers} == {(Freshness.CURRENT, 7)}
-        assert database.reads < 100 + 15 + 100
-        before = database.reads
-        await world.sleep(1_000)
-        assert database.reads == before
-
-    world.run(story())
+    clock = world.settlers.memory.clock
+    reads = make_reads(world, database)
+    await append(world)
+    faults.steps.clear()
+    work = [reads.read([0], lambda connection: 7, Deadline.after(clock, 2_000)) for _ in range(100)]
+    tasks = [asyncio.create_task(one) for one in work]
+    await world.sleep(200)
+    assert len([step for step in faults.steps if step.kind is StepKind.GET]) == 1
+    world.put_position(0, 1)
+    answers = await asyncio.gather(*tasks)
+    assert {(answer.currency, answer.value) for answer in answers} == {(Freshness.CURRENT, 7)}
+    assert database.reads < 100 + 15 + 100
+    before = database.reads
+    await world.sleep(1_000)
+    assert database.reads == before
 
 
-def test_note_is_never_older_than_the_question(tmp_path: Path) -> None:
+@in_world(make_service_world, faults=ScriptedFaults)
+async def test_note_is_never_older_than_the_question(world: ServiceWorld, faults: ScriptedFaults) -> None:
     """Who asks while a note is under way gets the next one: it must not miss what was appended before."""
-    faults = ScriptedFaults()
-    world = make_service_world(tmp_path, faults=faults)
-
-    async def story() -> None:
-        clock = world.settlers.memory.clock
-        ends = EndOffsets(world.settlers.memory.store, world.topics)
-        faults.give(StepKind.GET, Fate(answer_ms=100))
-        first = asyncio.create_task(ends.note(0, Deadline.after(clock, 1_000)))
-        await world.sleep(50)
-        await append(world)
-        later = [asyncio.create_task(ends.note(0, Deadline.after(clock, 1_000))) for _ in range(3)]
-        assert await first == 0
-        assert [await task for task in later] == [1, 1, 1]
-
-    world.run(story())
+    clock = world.settlers.memory.clock
+    ends = EndOffsets(world.settlers.memory.store, world.topics)
+    faults.give(StepKind.GET, Fate(answer_ms=100))
+    first = asyncio.create_task(ends.note(0, Deadline.after(clock, 1_000)))
+    await world.sleep(50)
+    await append(world)
+    later = [asyncio.create_task(ends.note(0, Deadline.after(clock, 1_000))) for _ in range(3)]
+    assert await first == 0
+    assert [await task for task in later] == [1, 1, 1]
 
 
-def test_unreachable_log_or_database_is_not_behind(tmp_path: Path) -> None:
+@in_world(make_service_world, faults=ScriptedFaults)
+async def test_unreachable_log_or_database_is_not_behind(world: ServiceWorld, faults: ScriptedFaults) -> None:
     """Nobody can tell how far it is: 503, and in time."""
-    faults = ScriptedFaults()
-    world = make_service_world(tmp_path, faults=faults)
-
-    async def story() -> None:
-        clock = world.settlers.memory.clock
-        reads = make_reads(world, world.database)
-        faults.give(StepKind.GET, Fate(answer_ms=None))
-        start = clock.monotonic_ms()
-        answer = await reads.read([0], lambda connection: 7, Deadline.after(clock, 500))
-        assert (answer.currency, clock.monotonic_ms() - start) == (Freshness.UNREACHABLE, 500)
-        await world.sleep(10_000)
-        await append(world)
-        task = asyncio.create_task(reads.read([0], lambda connection: 7, Deadline.after(clock, 500)))
-        await world.sleep(100)
-        world.database.is_down = True
-        assert (await task).currency is Freshness.UNREACHABLE
-        missing = await reads.refuse_missing("0" * 28)
-        assert (missing.code, missing.transaction_id) == (RefusalCode.UNAVAILABLE, "0" * 28)
-
-    world.run(story())
+    clock = world.settlers.memory.clock
+    reads = make_reads(world, world.database)
+    faults.give(StepKind.GET, Fate(answer_ms=None))
+    start = clock.monotonic_ms()
+    answer = await reads.read([0], lambda connection: 7, Deadline.after(clock, 500))
+    assert (answer.currency, clock.monotonic_ms() - start) == (Freshness.UNREACHABLE, 500)
+    await world.sleep(10_000)
+    await append(world)
+    task = asyncio.create_task(reads.read([0], lambda connection: 7, Deadline.after(clock, 500)))
+    await world.sleep(100)
+    world.database.is_down = True
+    assert (await task).currency is Freshness.UNREACHABLE
+    missing = await reads.refuse_missing("0" * 28)
+    assert (missing.code, missing.transaction_id) == (RefusalCode.UNAVAILABLE, "0" * 28)

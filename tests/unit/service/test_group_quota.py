@@ -26,6 +26,7 @@ from bridge.service.operate import Who
 from bridge.service.reads import AuditList
 from bridge.sql.tables import group_counts
 from tests.support.service_world import ServiceWorld, make_service_world
+from tests.support.virtual_time import in_world
 
 
 def count_pending(world: ServiceWorld, group: str, pending: int, parked: int = 1) -> None:
@@ -36,109 +37,97 @@ def count_pending(world: ServiceWorld, group: str, pending: int, parked: int = 1
         conn.execute(sa.insert(group_counts).values(producer_group=group, **counts))
 
 
-def test_group_that_is_switched_off_gets_nothing_new_and_what_is_pending_ends(tmp_path: Path) -> None:
+@in_world(make_service_world)
+async def test_group_that_is_switched_off_gets_nothing_new_and_what_is_pending_ends(world: ServiceWorld) -> None:
     """Neither prepares nor publishes, nothing applied; switched on again, both go on."""
-    world = make_service_world(tmp_path)
+    async with world.serving() as api:
 
-    async def story() -> None:
-        async with world.serving() as api:
+        async def prepare(*, is_published: bool = False) -> object:
+            call = PrepareCall("shop", [Message("orders", b"k")], is_published=is_published)
+            return (await api.transactions.prepare([call]))[0]
 
-            async def prepare(*, is_published: bool = False) -> object:
-                call = PrepareCall("shop", [Message("orders", b"k")], is_published=is_published)
-                return (await api.transactions.prepare([call]))[0]
+        async def switch(*, is_on: bool) -> None:
+            await api.groups.put("shop", GroupSettings(accepts_prepares=is_on), [], Who("ann", "audit"))
 
-            async def switch(*, is_on: bool) -> None:
-                await api.groups.put("shop", GroupSettings(accepts_prepares=is_on), [], Who("ann", "audit"))
-
-            pending = await prepare()
-            assert isinstance(pending, Prepared)
-            await switch(is_on=False)
-            for is_published in (False, True):
-                refused = await prepare(is_published=is_published)
-                assert isinstance(refused, Refused)
-                assert (refused.code, refused.outcome) == (RefusalCode.UNAVAILABLE, Outcome.NOT_APPLIED)
-                assert "accept_prepares" in refused.detail
-            call = EndCall(pending.transaction_id, Resolution.COMMIT)
-            assert isinstance((await api.transactions.end([call], Wait.DURABLE))[0], Accepted)
-            await switch(is_on=True)
-            assert isinstance(await prepare(), Prepared)
-
-    world.run(story())
+        pending = await prepare()
+        assert isinstance(pending, Prepared)
+        await switch(is_on=False)
+        for is_published in (False, True):
+            refused = await prepare(is_published=is_published)
+            assert isinstance(refused, Refused)
+            assert (refused.code, refused.outcome) == (RefusalCode.UNAVAILABLE, Outcome.NOT_APPLIED)
+            assert "accept_prepares" in refused.detail
+        call = EndCall(pending.transaction_id, Resolution.COMMIT)
+        assert isinstance((await api.transactions.end([call], Wait.DURABLE))[0], Accepted)
+        await switch(is_on=True)
+        assert isinstance(await prepare(), Prepared)
 
 
-def test_bridge_that_is_switched_off_takes_nothing_new_of_any_group(tmp_path: Path) -> None:
+@in_world(make_service_world)
+async def test_bridge_that_is_switched_off_takes_nothing_new_of_any_group(world: ServiceWorld) -> None:
     """Known groups, new ones and published messages alike, nothing applied; what is pending ends, and all goes on."""
-    world = make_service_world(tmp_path)
     who = Who("ann", "the cluster is moved")
+    async with world.serving() as api:
 
-    async def story() -> None:
-        async with world.serving() as api:
+        async def prepare(group: str = "shop", *, is_published: bool = False) -> object:
+            call = PrepareCall(group, [Message("orders", b"k")], is_published=is_published)
+            return (await api.transactions.prepare([call]))[0]
 
-            async def prepare(group: str = "shop", *, is_published: bool = False) -> object:
-                call = PrepareCall(group, [Message("orders", b"k")], is_published=is_published)
-                return (await api.transactions.prepare([call]))[0]
-
-            pending = await prepare()
-            assert isinstance(pending, Prepared)
-            assert await api.groups.switch_prepares(who, is_paused=True) is None
-            for refused in [await prepare(), await prepare("new"), await prepare(is_published=True)]:
-                assert isinstance(refused, Refused)
-                assert (refused.code, refused.outcome) == (RefusalCode.UNAVAILABLE, Outcome.NOT_APPLIED)
-                assert "all groups" in refused.detail
-            call = EndCall(pending.transaction_id, Resolution.COMMIT)
-            assert isinstance((await api.transactions.end([call], Wait.DURABLE))[0], Accepted)
-            assert await api.groups.switch_prepares(who, is_paused=False) is None
-            assert isinstance(await prepare("new"), Prepared)
-            audit = await api.search.audit(10)
-            assert isinstance(audit, AuditList)
-            assert [entry.what for entry in audit.entries] == ["bridge.resume", "bridge.pause"]
-
-    world.run(story())
+        pending = await prepare()
+        assert isinstance(pending, Prepared)
+        assert await api.groups.switch_prepares(who, is_paused=True) is None
+        for refused in [await prepare(), await prepare("new"), await prepare(is_published=True)]:
+            assert isinstance(refused, Refused)
+            assert (refused.code, refused.outcome) == (RefusalCode.UNAVAILABLE, Outcome.NOT_APPLIED)
+            assert "all groups" in refused.detail
+        call = EndCall(pending.transaction_id, Resolution.COMMIT)
+        assert isinstance((await api.transactions.end([call], Wait.DURABLE))[0], Accepted)
+        assert await api.groups.switch_prepares(who, is_paused=False) is None
+        assert isinstance(await prepare("new"), Prepared)
+        audit = await api.search.audit(10)
+        assert isinstance(audit, AuditList)
+        assert [entry.what for entry in audit.entries] == ["bridge.resume", "bridge.pause"]
 
 
 @pytest.mark.parametrize("is_of_all", [False, True])
-def test_repeat_of_what_was_taken_is_answered_as_ever_while_prepares_are_switched_off(
-    tmp_path: Path, is_of_all: bool
+@in_world(make_service_world)
+async def test_repeat_of_what_was_taken_is_answered_as_ever_while_prepares_are_switched_off(
+    world: ServiceWorld, is_of_all: bool
 ) -> None:
     """A: it is nothing new, however its first answer was lost: pending, then ended. A new key is refused."""
-    world = make_service_world(tmp_path)
     who = Who("ann", "the cluster is moved")
+    async with world.serving() as api, world.settlers.settling(), world.projecting():
 
-    async def story() -> None:
-        async with world.serving() as api, world.settlers.settling(), world.projecting():
+        async def prepare(key: str, value: bytes = b"v") -> object:
+            return (await api.transactions.prepare([world.call(value, idempotency_key=key)]))[0]
 
-            async def prepare(key: str, value: bytes = b"v") -> object:
-                return (await api.transactions.prepare([world.call(value, idempotency_key=key)]))[0]
+        async def switch(*, is_paused: bool) -> None:
+            if is_of_all:
+                await api.groups.switch_prepares(who, is_paused=is_paused)
+            else:
+                await api.groups.switch("shop", GroupSwitch.PREPARES, who, is_paused=is_paused)
 
-            async def switch(*, is_paused: bool) -> None:
-                if is_of_all:
-                    await api.groups.switch_prepares(who, is_paused=is_paused)
-                else:
-                    await api.groups.switch("shop", GroupSwitch.PREPARES, who, is_paused=is_paused)
-
-            first = await prepare("key")
-            assert isinstance(first, Prepared)
-            await switch(is_paused=True)
-            assert await prepare("key") == first
-            for refused in [await prepare("new"), await prepare("key", b"other")]:
-                assert isinstance(refused, Refused)
-                assert (refused.code, refused.outcome) == (RefusalCode.UNAVAILABLE, Outcome.NOT_APPLIED)
-                assert "switched off" in refused.detail
-            [ended] = await api.transactions.end([EndCall(first.transaction_id, Resolution.COMMIT)])
-            again = await prepare("key")
-            assert isinstance(again, TransactionView)
-            assert isinstance(ended, TransactionView)
-            assert (again.state, list(again.receipts)) == (ended.state, list(ended.receipts))
-            world.database.is_down = True
-            unread = await prepare("key")
-            assert isinstance(unread, Refused)
-            assert "switched off" not in unread.detail, "what cannot be looked up may be known"
-            world.database.is_down = False
-            await switch(is_paused=False)
-            assert isinstance(await prepare("new"), Prepared)
-            assert world.settlers.memory.visible("orders") == [b"v"]
-
-    world.run(story())
+        first = await prepare("key")
+        assert isinstance(first, Prepared)
+        await switch(is_paused=True)
+        assert await prepare("key") == first
+        for refused in [await prepare("new"), await prepare("key", b"other")]:
+            assert isinstance(refused, Refused)
+            assert (refused.code, refused.outcome) == (RefusalCode.UNAVAILABLE, Outcome.NOT_APPLIED)
+            assert "switched off" in refused.detail
+        [ended] = await api.transactions.end([EndCall(first.transaction_id, Resolution.COMMIT)])
+        again = await prepare("key")
+        assert isinstance(again, TransactionView)
+        assert isinstance(ended, TransactionView)
+        assert (again.state, list(again.receipts)) == (ended.state, list(ended.receipts))
+        world.database.is_down = True
+        unread = await prepare("key")
+        assert isinstance(unread, Refused)
+        assert "switched off" not in unread.detail, "what cannot be looked up may be known"
+        world.database.is_down = False
+        await switch(is_paused=False)
+        assert isinstance(await prepare("new"), Prepared)
+        assert world.settlers.memory.visible("orders") == [b"v"]
 
 
 @pytest.mark.parametrize(

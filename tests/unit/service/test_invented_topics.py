@@ -1,10 +1,9 @@
 """One producer group that asks for topics nobody has takes nothing from the others."""
 
-from pathlib import Path
-
 from bridge.node import Node
 from bridge.service.contract import Outcome, PrepareCall, Prepared, RefusalCode, Refused
 from tests.support.service_world import ServiceWorld, make_service_world
+from tests.support.virtual_time import in_world
 
 FLOOD = 10_000
 
@@ -19,41 +18,33 @@ async def is_prepared(world: ServiceWorld, api: Node, topic: str) -> bool:
     return isinstance(answer, Prepared)
 
 
-def test_group_that_invents_topics_takes_no_look_up_from_another(tmp_path: Path) -> None:
+@in_world(make_service_world)
+async def test_group_that_invents_topics_takes_no_look_up_from_another(world: ServiceWorld) -> None:
     """One after the other: it is told to come back, the other group's topics are found, known before or not."""
-    world = make_service_world(tmp_path)
     log = world.settlers.memory.cluster.log
     for number in range(3):
         log.create_topic(f"real-{number}")
-
-    async def story() -> None:
-        async with world.serving() as api:
-            assert await is_prepared(world, api, "orders")
-            await api.transactions.prepare([world.call(group="pest", topic="orders")])
-            refused = None
-            for number in range(FLOOD):
-                [refused] = await api.transactions.prepare(invented(world, number))
-                if number % 4_000 == 0:
-                    assert await is_prepared(world, api, f"real-{number // 4_000}")
-            assert isinstance(refused, Refused)
-            assert (refused.code, refused.outcome) == (RefusalCode.UNAVAILABLE, Outcome.NOT_APPLIED)
-            assert refused.retry_after_s == 1
-            assert await is_prepared(world, api, "orders")
-
-    world.run(story())
+    async with world.serving() as api:
+        assert await is_prepared(world, api, "orders")
+        await api.transactions.prepare([world.call(group="pest", topic="orders")])
+        refused = None
+        for number in range(FLOOD):
+            [refused] = await api.transactions.prepare(invented(world, number))
+            if number % 4_000 == 0:
+                assert await is_prepared(world, api, f"real-{number // 4_000}")
+        assert isinstance(refused, Refused)
+        assert (refused.code, refused.outcome) == (RefusalCode.UNAVAILABLE, Outcome.NOT_APPLIED)
+        assert refused.retry_after_s == 1
+        assert await is_prepared(world, api, "orders")
 
 
-def test_invented_topics_in_the_same_list_leave_room_for_a_real_one(tmp_path: Path) -> None:
+@in_world(make_service_world)
+async def test_invented_topics_in_the_same_list_leave_room_for_a_real_one(world: ServiceWorld) -> None:
     """Together in one list, first and last: the others' topics are among those that are looked up."""
-    world = make_service_world(tmp_path)
     world.settlers.memory.cluster.log.create_topic("known")
-
-    async def story() -> None:
-        async with world.serving() as api:
-            await api.transactions.prepare([world.call(group=group, topic="known") for group in ("pest", "shop")])
-            calls = [*invented(world, *range(FLOOD)), world.call()]
-            answers = await api.transactions.prepare(calls)
-            assert isinstance(answers[-1], Prepared)
-            assert all(isinstance(answer, Refused) for answer in answers[:-1])
-
-    world.run(story())
+    async with world.serving() as api:
+        await api.transactions.prepare([world.call(group=group, topic="known") for group in ("pest", "shop")])
+        calls = [*invented(world, *range(FLOOD)), world.call()]
+        answers = await api.transactions.prepare(calls)
+        assert isinstance(answers[-1], Prepared)
+        assert all(isinstance(answer, Refused) for answer in answers[:-1])

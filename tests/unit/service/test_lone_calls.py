@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -15,7 +14,7 @@ from bridge.service.prepare import PrepareAnswer
 from bridge.store.memory.link import Fate, StepKind
 from tests.support.memory_faults import ScriptedFaults
 from tests.support.service_world import ServiceWorld, make_service_world
-from tests.support.virtual_time import VirtualClock
+from tests.support.virtual_time import VirtualClock, in_world
 
 COMMIT, ROLLBACK = Resolution.COMMIT, Resolution.ROLLBACK
 WAIT_MS = 2_000
@@ -96,94 +95,77 @@ def test_calls_that_are_over_are_not_kept() -> None:
     asyncio.run(clock.drive(story()))
 
 
-def test_ends_hear_what_lists_hear(tmp_path: Path) -> None:
+@in_world(make_service_world)
+async def test_ends_hear_what_lists_hear(world: ServiceWorld) -> None:
     """Settled, repeated, contradicted, of another group, unknown to the owner and to everybody."""
-    world = make_service_world(tmp_path)
-
-    async def story() -> None:
-        async with world.serving() as api, world.settlers.settling(), world.projecting():
-            call = EndCall(await learn(world, api), COMMIT)
-            wrong = [EndCall(call.transaction_id, ROLLBACK), EndCall(call.transaction_id, COMMIT, "others")]
-            first, again, *refused = await end(api, call, call, *wrong)
-            assert isinstance(first, TransactionView)
-            assert (first.state, len(first.receipts)) == (TransactionState.COMMITTED, 1)
-            assert again == first
-            calls = [call, *wrong, EndCall("00" + "0" * 26, COMMIT)]
-            assert refused == list((await api.transactions.end(calls))[1:3])
-            await world.sleep(200_000)  # the settler has forgotten
-            await learn(world, api)
-            await world.sleep(1_000)
-            assert await end(api, *calls) == await api.transactions.end(calls)
-            assert (len(api.waiters), api.waiters.by_id) == (0, {})
-
-    world.run(story())
+    async with world.serving() as api, world.settlers.settling(), world.projecting():
+        call = EndCall(await learn(world, api), COMMIT)
+        wrong = [EndCall(call.transaction_id, ROLLBACK), EndCall(call.transaction_id, COMMIT, "others")]
+        first, again, *refused = await end(api, call, call, *wrong)
+        assert isinstance(first, TransactionView)
+        assert (first.state, len(first.receipts)) == (TransactionState.COMMITTED, 1)
+        assert again == first
+        calls = [call, *wrong, EndCall("00" + "0" * 26, COMMIT)]
+        assert refused == list((await api.transactions.end(calls))[1:3])
+        await world.sleep(200_000)  # the settler has forgotten
+        await learn(world, api)
+        await world.sleep(1_000)
+        assert await end(api, *calls) == await api.transactions.end(calls)
+        assert (len(api.waiters), api.waiters.by_id) == (0, {})
 
 
-def test_nobody_waits_longer_than_he_said(tmp_path: Path) -> None:
+@in_world(make_service_world, faults=ScriptedFaults)
+async def test_nobody_waits_longer_than_he_said(world: ServiceWorld, faults: ScriptedFaults) -> None:
     """Without a settler, or a report: unknown, and it may still happen."""
-    faults = ScriptedFaults()
-    world = make_service_world(tmp_path, faults=faults)
-
-    async def story() -> None:
-        async with world.serving() as api:
-            transaction_id = await learn(world, api)
-            began = world.settlers.memory.clock.monotonic_ms()
-            [unknown] = await end(api, EndCall(transaction_id, COMMIT))
-            faults.give(StepKind.PUT, Fate(request_ms=5_000))
-            unstored = await prepare(world, api)
-            for answer in (unknown, unstored):
-                assert isinstance(answer, Refused)
-                assert (answer.code, answer.outcome) == (RefusalCode.OUTCOME_UNKNOWN, Outcome.UNKNOWN)
-            assert isinstance(unstored, Refused)
-            assert unstored.transaction_id is not None
-            assert world.settlers.memory.clock.monotonic_ms() == began + 2 * WAIT_MS
-            assert len(api.waiters) == 0
-            await world.sleep(10_000)
-            assert len(await world.journal()) == 3
-
-    world.run(story())
+    async with world.serving() as api:
+        transaction_id = await learn(world, api)
+        began = world.settlers.memory.clock.monotonic_ms()
+        [unknown] = await end(api, EndCall(transaction_id, COMMIT))
+        faults.give(StepKind.PUT, Fate(request_ms=5_000))
+        unstored = await prepare(world, api)
+        for answer in (unknown, unstored):
+            assert isinstance(answer, Refused)
+            assert (answer.code, answer.outcome) == (RefusalCode.OUTCOME_UNKNOWN, Outcome.UNKNOWN)
+        assert isinstance(unstored, Refused)
+        assert unstored.transaction_id is not None
+        assert world.settlers.memory.clock.monotonic_ms() == began + 2 * WAIT_MS
+        assert len(api.waiters) == 0
+        await world.sleep(10_000)
+        assert len(await world.journal()) == 3
 
 
-def test_what_is_certainly_not_written_is_refused_at_once(tmp_path: Path) -> None:
+@in_world(make_service_world)
+async def test_what_is_certainly_not_written_is_refused_at_once(world: ServiceWorld) -> None:
     """A queue that halts, a journal that is busy: nothing waits, and nothing was applied."""
-    world = make_service_world(tmp_path)
-
-    async def story() -> None:
-        async with world.serving() as api:
-            transaction_id = await learn(world, api)
-            api.log.doubt(0)
-            answers = [await prepare(world, api), *await end(api, EndCall(transaction_id, COMMIT))]
-            for answer in answers:
-                assert isinstance(answer, Refused)
-                assert (answer.code, answer.outcome) == (RefusalCode.UNAVAILABLE, Outcome.NOT_APPLIED)
-                assert "another one than before" in answer.detail
-            assert len(await world.journal()) == 1
-            assert len(api.waiters) == 0
-
-    world.run(story())
+    async with world.serving() as api:
+        transaction_id = await learn(world, api)
+        api.log.doubt(0)
+        answers = [await prepare(world, api), *await end(api, EndCall(transaction_id, COMMIT))]
+        for answer in answers:
+            assert isinstance(answer, Refused)
+            assert (answer.code, answer.outcome) == (RefusalCode.UNAVAILABLE, Outcome.NOT_APPLIED)
+            assert "another one than before" in answer.detail
+        assert len(await world.journal()) == 1
+        assert len(api.waiters) == 0
 
 
-def test_rare_calls_are_not_begun(tmp_path: Path) -> None:
+@in_world(make_service_world)
+async def test_rare_calls_are_not_begun(world: ServiceWorld) -> None:
     """Nothing happens: they are left to those who look at lists."""
-    world = make_service_world(tmp_path)
-
-    async def story() -> None:
-        async with world.serving() as api:
-            await learn(world, api)
-            plain = world.call()
-            for rare in (
-                replace(plain, idempotency_key="k"),
-                replace(plain, is_published=True),
-                replace(plain, messages=[*plain.messages] * 2),
-                replace(plain, group="new"),
-                replace(plain, ordering_key="\x01"),
-                world.call(topic="nowhere"),
-            ):
-                assert not api.transactions.begin_prepare(rare, WAIT_MS, never)
-            assert not api.transactions.begin_end(EndCall("zz" + "0" * 26, COMMIT), WAIT_MS, never)
-            api.follower._tails[0]._next_offset = -1
-            assert not api.transactions.begin_end(EndCall("00" + "0" * 26, COMMIT), WAIT_MS, never)
-            assert len(await world.journal()) == 1
-            assert len(api.waiters) == 0
-
-    world.run(story())
+    async with world.serving() as api:
+        await learn(world, api)
+        plain = world.call()
+        for rare in (
+            replace(plain, idempotency_key="k"),
+            replace(plain, is_published=True),
+            replace(plain, messages=[*plain.messages] * 2),
+            replace(plain, group="new"),
+            replace(plain, ordering_key="\x01"),
+            world.call(topic="nowhere"),
+        ):
+            assert not api.transactions.begin_prepare(rare, WAIT_MS, never)
+        assert not api.transactions.begin_end(EndCall("zz" + "0" * 26, COMMIT), WAIT_MS, never)
+        api.follower._tails[0]._next_offset = -1
+        assert not api.transactions.begin_end(EndCall("00" + "0" * 26, COMMIT), WAIT_MS, never)
+        assert len(await world.journal()) == 1
+        assert len(api.waiters) == 0

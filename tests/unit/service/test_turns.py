@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from bridge.service.contract import EndCall, PrepareCall, Prepared, Wait
 from bridge.turns import STEP_BYTES, Recent
 from tests.support.held_turns import HeldTurn
 from tests.support.service_world import ServiceWorld, make_service_world
+from tests.support.virtual_time import in_world
 
 VALUE = b"v" * 2_000
 COUNT = 500
@@ -47,24 +47,22 @@ async def prepare_many(world: ServiceWorld, api: Node) -> list[Prepared]:
 @pytest.mark.parametrize(("work", "turns"), [
     (prepare, 2 * COUNT * len(VALUE) // STEP_BYTES), (prepare_one, 3 * 5), (end, 1),
 ])  # fmt: skip
-def test_another_call_is_answered_while_a_long_list_is_worked_on(work: Work, turns: int, tmp_path: Path) -> None:
+@in_world(make_service_world)
+async def test_another_call_is_answered_while_a_long_list_is_worked_on(
+    world: ServiceWorld, work: Work, turns: int
+) -> None:
     """Admission and making of records each take a turn for each step."""
-    world = make_service_world(tmp_path)
-
-    async def story() -> None:
-        async with world.serving() as api:
-            before = api.turns.taken
-            turn = HeldTurn(api.turns)
-            long = asyncio.ensure_future(work(world, api))
-            await turn.begin(long)
-            (small,) = await api.transactions.prepare([world.call()])
-            assert isinstance(small, Prepared)
-            assert not long.done()
-            turn.is_over.set()
-            await long
-            assert api.turns.taken - before >= turns
-
-    world.run(story())
+    async with world.serving() as api:
+        before = api.turns.taken
+        turn = HeldTurn(api.turns)
+        long = asyncio.ensure_future(work(world, api))
+        await turn.begin(long)
+        (small,) = await api.transactions.prepare([world.call()])
+        assert isinstance(small, Prepared)
+        assert not long.done()
+        turn.is_over.set()
+        await long
+        assert api.turns.taken - before >= turns
 
 
 async def test_what_was_made_a_moment_ago_is_made_once_for_all_who_ask() -> None:

@@ -13,6 +13,7 @@ from bridge.store.memory.link import PASSES, Fate, NoFaults, Step, StepKind
 from bridge.store.memory.process import MemoryOwnerStore
 from bridge.store.message_store import BatchWriter, GroupChange, GroupMember, QueueReader
 from tests.support.settler_world import SettlerWorld, make_settler_world
+from tests.support.virtual_time import in_world
 
 NONE: frozenset[int] = frozenset()
 ZERO, ONE = frozenset({0}), frozenset({1})
@@ -295,23 +296,19 @@ def test_status_and_consume_offset_show_how_a_queue_stands() -> None:
     world.settlers.run(story())
 
 
-def test_successor_of_an_idle_queue_knows_its_journal_time() -> None:
+@in_world(make_settler_world)
+async def test_successor_of_an_idle_queue_knows_its_journal_time(world: SettlerWorld) -> None:
     """From the last record that was decided, although it has none to read (T)."""
-    world = make_settler_world()
-
-    async def story() -> None:
-        async with world.settling("first"):
-            await world.prepare("a", Message("credits", None, b"v"))
-            last_ms = (await world.rollback("a")).stored_ms
-            await world.settled()
-        await world.memory.clock.sleep_ms(10_000)
-        async with world.settling("second"):
-            while not (status := world.settlers["second"].status.get(0)) or status.hold is not Hold.OWNED:
-                await world.memory.clock.sleep_ms(10)
-            await world.memory.clock.sleep_ms(1_000)
-            assert status.journal_ms == last_ms
-
-    world.run(story())
+    async with world.settling("first"):
+        await world.prepare("a", Message("credits", None, b"v"))
+        last_ms = (await world.rollback("a")).stored_ms
+        await world.settled()
+    await world.memory.clock.sleep_ms(10_000)
+    async with world.settling("second"):
+        while not (status := world.settlers["second"].status.get(0)) or status.hold is not Hold.OWNED:
+            await world.memory.clock.sleep_ms(10)
+        await world.memory.clock.sleep_ms(1_000)
+        assert status.journal_ms == last_ms
 
 
 class BrokenQueue(NoFaults):
@@ -325,20 +322,15 @@ class BrokenQueue(NoFaults):
         return PASSES
 
 
-def test_bug_in_one_queue_stops_no_other() -> None:
+@in_world(make_settler_world, queues=2, faults=BrokenQueue)
+async def test_bug_in_one_queue_stops_no_other(settlers: SettlerWorld, faults: BrokenQueue) -> None:
     """It is tried again and again, and says so."""
-    faults = BrokenQueue()
-    settlers = make_settler_world(queues=2, faults=faults)
-
-    async def story() -> None:
-        async with settlers.settling():
-            await settlers.prepare("a", Message("orders", b"k", b"v"), queue_id=1)
-            await settlers.settled(1)
-            status = settlers.settlers["settler"].status
-            assert (status[0].hold, status[0].reason) == (Hold.TAKING_OVER, "internal error")
-            assert status[1].hold is Hold.OWNED
-            faults.is_broken = False
-            await settlers.memory.clock.sleep_ms(5_001)
-            assert (status[0].hold, status[0].reason) == (Hold.OWNED, None)
-
-    settlers.run(story())
+    async with settlers.settling():
+        await settlers.prepare("a", Message("orders", b"k", b"v"), queue_id=1)
+        await settlers.settled(1)
+        status = settlers.settlers["settler"].status
+        assert (status[0].hold, status[0].reason) == (Hold.TAKING_OVER, "internal error")
+        assert status[1].hold is Hold.OWNED
+        faults.is_broken = False
+        await settlers.memory.clock.sleep_ms(5_001)
+        assert (status[0].hold, status[0].reason) == (Hold.OWNED, None)

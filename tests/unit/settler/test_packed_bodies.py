@@ -10,7 +10,8 @@ from bridge.core.topics import InternalTopics
 from bridge.core.transaction import Transaction, make_transaction_id
 from bridge.settler.bodies import Bodies, PackedBodies
 from bridge.store.message_store import LoadedHalf
-from tests.support.settler_world import make_settler_world
+from tests.support.settler_world import SettlerWorld, make_settler_world
+from tests.support.virtual_time import in_world
 
 _TEXT = st.text("abc", max_size=3)
 _HALVES = st.builds(
@@ -75,25 +76,19 @@ def test_chunks_that_have_ended_are_given_back() -> None:
         assert packed.get(halves[offset].transaction_id, offset) is not None
 
 
-def test_packed_bodies_count_less_and_are_loaded_as_before() -> None:
+@in_world(make_settler_world)
+async def test_packed_bodies_count_less_and_are_loaded_as_before(world: SettlerWorld) -> None:
     """Of hundreds the oldest are packed; all are given out from memory, and make room when they are dropped."""
-    world = make_settler_world()
-
-    async def story() -> None:
-        memory = world.memory
-        bodies = Bodies(memory.store, InternalTopics(queues=1), 0, 10**9, 10**9, 20)
-        count = 200
-        halves = [HalfMessage(make_transaction_id(0, n), "g", 1, n, "t") for n in range(count)]
-        loaded = [
-            LoadedHalf.decode(half, store(n, half, Message("t", b"k", b"v%d" % n))) for n, half in enumerate(halves)
-        ]
-        for body in loaded:
-            bodies.keep(body)
-        assert bodies.held_bytes < sum(body.size for body in loaded) // 2
-        transactions = [Transaction(half.transaction_id, "g", n, n, 0) for n, half in enumerate(halves)]
-        found, asked = await bodies.load(transactions)
-        assert (asked, found) == (count, {body.half.transaction_id: body for body in loaded})
-        bodies.drop(transactions)
-        assert bodies.held_bytes == 0
-
-    world.run(story())
+    memory = world.memory
+    bodies = Bodies(memory.store, InternalTopics(queues=1), 0, 10**9, 10**9, 20)
+    count = 200
+    halves = [HalfMessage(make_transaction_id(0, n), "g", 1, n, "t") for n in range(count)]
+    loaded = [LoadedHalf.decode(half, store(n, half, Message("t", b"k", b"v%d" % n))) for n, half in enumerate(halves)]
+    for body in loaded:
+        bodies.keep(body)
+    assert bodies.held_bytes < sum(body.size for body in loaded) // 2
+    transactions = [Transaction(half.transaction_id, "g", n, n, 0) for n, half in enumerate(halves)]
+    found, asked = await bodies.load(transactions)
+    assert (asked, found) == (count, {body.half.transaction_id: body for body in loaded})
+    bodies.drop(transactions)
+    assert bodies.held_bytes == 0

@@ -15,21 +15,18 @@ from bridge.settler.settler import Hold
 from bridge.store.memory.link import PASSES, Fate, NoFaults, Step, StepKind
 from bridge.store.memory.log import clean
 from tests.support.memory_faults import ScriptedFaults
-from tests.support.settler_world import make_settler_world
+from tests.support.settler_world import SettlerWorld, make_settler_world
+from tests.support.virtual_time import in_world
 
 
-def test_committed_message_is_published_once_and_its_receipt_tells_where() -> None:
+@in_world(make_settler_world)
+async def test_committed_message_is_published_once_and_its_receipt_tells_where(world: SettlerWorld) -> None:
     """A commit puts exactly the prepared record into its topic (L, D, I)."""
-    world = make_settler_world()
-
-    async def story() -> None:
-        async with world.settling():
-            await world.prepare("a", Message("credits", b"k", b"v", (("h", b"1"), ("h", None))))
-            await world.commit("a", request="r1")
-            await world.commit("a", request="r2")
-            await world.settled()
-
-    world.run(story())
+    async with world.settling():
+        await world.prepare("a", Message("credits", b"k", b"v", (("h", b"1"), ("h", None))))
+        await world.commit("a", request="r1")
+        await world.commit("a", request="r2")
+        await world.settled()
     (record,) = world.memory.read_visible("credits")
     assert (record.key, record.value) == (b"k", b"v")
     assert list(record.headers) == [("h", b"1"), ("h", None), ("transaction-id", world.id_of("a").encode())]
@@ -39,35 +36,27 @@ def test_committed_message_is_published_once_and_its_receipt_tells_where() -> No
     assert [(a.request, a.code) for a in world.read_op().answers] == [("r2", AnswerCode.ALREADY)]
 
 
-def test_first_recorded_resolution_wins() -> None:
+@in_world(make_settler_world)
+async def test_first_recorded_resolution_wins(world: SettlerWorld) -> None:
     """A commit after a rollback changes nothing (F)."""
-    world = make_settler_world()
-
-    async def story() -> None:
-        async with world.settling():
-            await world.prepare("a", Message("credits", b"k", b"v"))
-            await world.rollback("a")
-            await world.commit("a", request="late")
-            await world.settled()
-
-    world.run(story())
+    async with world.settling():
+        await world.prepare("a", Message("credits", b"k", b"v"))
+        await world.rollback("a")
+        await world.commit("a", request="late")
+        await world.settled()
     assert world.memory.visible("credits") == []
     (answer,) = world.read_op().answers
     assert answer.op is not None
     assert answer.op.transaction.state is TransactionState.ROLLED_BACK
 
 
-def test_several_messages_to_several_topics_are_published_together() -> None:
+@in_world(make_settler_world)
+async def test_several_messages_to_several_topics_are_published_together(world: SettlerWorld) -> None:
     """One transaction, one Kafka transaction, receipts in message order (I)."""
-    world = make_settler_world()
-
-    async def story() -> None:
-        async with world.settling():
-            await world.prepare("a", Message("credits", None, None), Message("orders", b"", b"", (("x", b"\xff"),), 2))
-            await world.commit("a")
-            await world.settled()
-
-    world.run(story())
+    async with world.settling():
+        await world.prepare("a", Message("credits", None, None), Message("orders", b"", b"", (("x", b"\xff"),), 2))
+        await world.commit("a")
+        await world.settled()
     (credit,) = world.memory.read_visible("credits")
     (order,) = world.memory.read_visible("orders")
     assert (credit.key, credit.value, order.key, order.value) == (None, None, b"", b"")
@@ -75,74 +64,62 @@ def test_several_messages_to_several_topics_are_published_together() -> None:
     assert [(r.topic, r.queue_id) for r in world.op_of("a").receipts] == [("credits", 0), ("orders", 2)]
 
 
-def test_commit_to_a_deleted_topic_is_blocked_and_others_go_on() -> None:
+@in_world(make_settler_world)
+async def test_commit_to_a_deleted_topic_is_blocked_and_others_go_on(world: SettlerWorld) -> None:
     """The resolution stands, is listed, and is published when the topic is back (L, B)."""
-    world = make_settler_world()
-
-    async def story() -> None:
-        async with world.settling():
-            for name, topic in (("a", "credits"), ("b", "orders")):
-                await world.prepare(name, Message(topic, b"k%d" % len(topic), name.encode()))
-            world.memory.cluster.log.delete_topic("credits")
-            for name in ("a", "b"):
-                await world.commit(name)
-            await world.settled()
-            blocked = world.op_of("a").transaction
-            assert (blocked.state, blocked.blocked, blocked.reason) == ("COMMITTED", True, "UNKNOWN_TOPIC")
-            assert world.memory.visible("orders") == [b"b"]
-            world.memory.cluster.log.create_topic("credits", 1)
-            await world.memory.clock.sleep_ms(70_000)
-
-    world.run(story())
+    async with world.settling():
+        for name, topic in (("a", "credits"), ("b", "orders")):
+            await world.prepare(name, Message(topic, b"k%d" % len(topic), name.encode()))
+        world.memory.cluster.log.delete_topic("credits")
+        for name in ("a", "b"):
+            await world.commit(name)
+        await world.settled()
+        blocked = world.op_of("a").transaction
+        assert (blocked.state, blocked.blocked, blocked.reason) == ("COMMITTED", True, "UNKNOWN_TOPIC")
+        assert world.memory.visible("orders") == [b"b"]
+        world.memory.cluster.log.create_topic("credits", 1)
+        await world.memory.clock.sleep_ms(70_000)
     assert world.memory.visible("credits") == [b"a"]
     assert not world.op_of("a").transaction.blocked
 
 
-def test_topic_that_vanishes_costs_its_queue_one_time_out() -> None:
+@in_world(make_settler_world)
+async def test_topic_that_vanishes_costs_its_queue_one_time_out(world: SettlerWorld) -> None:
     """What is known of a topic that was in an unknown batch is asked anew: the next batch does not run into it (B)."""
-    world = make_settler_world()
-
-    async def story() -> None:
-        async with world.settling():
-            for name, topic in (("a", "credits"), ("b", "credits"), ("c", "credits"), ("d", "orders")):
-                await world.prepare(name, Message(topic, name.encode(), name.encode()))
-            await world.commit("a")
-            await world.settled()
-            world.memory.cluster.log.delete_topic("credits")
-            await world.commit("b")
-            await world.memory.clock.sleep_ms(1_000)  # b's batch waits for the topic
-            await world.commit("c")
-            await world.commit("d")
-            await world.memory.clock.sleep_ms(2_000)
-            assert world.memory.visible("orders") == [b"d"]
-            assert world.op_of("c").transaction.reason == "UNKNOWN_TOPIC"
-
-    world.run(story())
+    async with world.settling():
+        for name, topic in (("a", "credits"), ("b", "credits"), ("c", "credits"), ("d", "orders")):
+            await world.prepare(name, Message(topic, name.encode(), name.encode()))
+        await world.commit("a")
+        await world.settled()
+        world.memory.cluster.log.delete_topic("credits")
+        await world.commit("b")
+        await world.memory.clock.sleep_ms(1_000)  # b's batch waits for the topic
+        await world.commit("c")
+        await world.commit("d")
+        await world.memory.clock.sleep_ms(2_000)
+        assert world.memory.visible("orders") == [b"d"]
+        assert world.op_of("c").transaction.reason == "UNKNOWN_TOPIC"
 
 
-def test_refused_destination_is_split_off_and_explained() -> None:
+@in_world(make_settler_world)
+async def test_refused_destination_is_split_off_and_explained(world: SettlerWorld) -> None:
     """A topic the broker refuses fails its own commits only; callers are woken with the reason (B, T)."""
-    world = make_settler_world()
-
-    async def story() -> None:
-        async with world.settling():
-            for name, topic in (("a", "credits"), ("b", "orders"), ("c", "credits")):
-                await world.prepare(name, Message(topic, topic.encode(), name.encode()))
-            world.memory.cluster.log.topics["credits"].is_denied = True
-            for name in ("a", "b", "c"):
-                await world.commit(name, request=name)
-            await world.memory.clock.sleep_ms(15_000)
-            assert world.memory.visible("orders") == [b"b"]
-            await world.prepare("d", Message("credits", b"d", b"d"))
-            await world.commit("d")
-            await world.settled()
-            for name in ("a", "c", "d"):  # the last one without a try
-                blocked = world.op_of(name).transaction
-                assert (blocked.blocked, blocked.reason) == (True, "TOPIC_AUTHORIZATION_FAILED")
-            world.memory.cluster.log.topics["credits"].is_denied = False
-            await world.memory.clock.sleep_ms(120_000)
-
-    world.run(story())
+    async with world.settling():
+        for name, topic in (("a", "credits"), ("b", "orders"), ("c", "credits")):
+            await world.prepare(name, Message(topic, topic.encode(), name.encode()))
+        world.memory.cluster.log.topics["credits"].is_denied = True
+        for name in ("a", "b", "c"):
+            await world.commit(name, request=name)
+        await world.memory.clock.sleep_ms(15_000)
+        assert world.memory.visible("orders") == [b"b"]
+        await world.prepare("d", Message("credits", b"d", b"d"))
+        await world.commit("d")
+        await world.settled()
+        for name in ("a", "c", "d"):  # the last one without a try
+            blocked = world.op_of(name).transaction
+            assert (blocked.blocked, blocked.reason) == (True, "TOPIC_AUTHORIZATION_FAILED")
+        world.memory.cluster.log.topics["credits"].is_denied = False
+        await world.memory.clock.sleep_ms(120_000)
     published = world.memory.visible("credits")
     assert sorted(published) == [b"a", b"c", b"d"]
     assert published.index(b"a") < published.index(b"c"), "in the order of their commits (O)"
@@ -155,45 +132,38 @@ def test_refused_destination_is_split_off_and_explained() -> None:
         ({"message.timestamp.before.max.ms": "1000"}, Message("credits", timestamp_ms=1), "INVALID_TIMESTAMP"),
     ],
 )
-def test_topic_that_has_changed_its_rules_is_the_reason_at_once(
-    rule: dict[str, str], message: Message, why: str
+@in_world(make_settler_world)
+async def test_topic_that_has_changed_its_rules_is_the_reason_at_once(
+    world: SettlerWorld, rule: dict[str, str], message: Message, why: str
 ) -> None:
     """After a refused batch the cluster is asked anew: no try is needed to find out whose fault it was (B, T)."""
-    world = make_settler_world()
-
-    async def story() -> None:
-        async with world.settling():
-            for name in ("before", "after"):
-                await world.prepare(name, message)
-            await world.prepare("other", Message("orders", None, b"v"))
-            await world.commit("before")
-            await world.settled()
-            world.memory.cluster.log.topics["credits"].alter(rule)
-            await world.commit("after")
-            await world.settled()
-            await world.commit("other")
-            await world.settled()
-            assert [op.transaction.reason for op in world.read_op().every if op.transaction.blocked] == [why]
-
-    world.run(story())
+    async with world.settling():
+        for name in ("before", "after"):
+            await world.prepare(name, message)
+        await world.prepare("other", Message("orders", None, b"v"))
+        await world.commit("before")
+        await world.settled()
+        world.memory.cluster.log.topics["credits"].alter(rule)
+        await world.commit("after")
+        await world.settled()
+        await world.commit("other")
+        await world.settled()
+        assert [op.transaction.reason for op in world.read_op().every if op.transaction.blocked] == [why]
     assert len(world.memory.visible("credits")) == len(world.memory.visible("orders")) == 1
 
 
-def test_lost_answer_to_the_end_of_a_kafka_transaction_publishes_once() -> None:
+@in_world(make_settler_world, faults=ScriptedFaults)
+async def test_lost_answer_to_the_end_of_a_kafka_transaction_publishes_once(
+    world: SettlerWorld, faults: ScriptedFaults
+) -> None:
     """Committed, but the owner does not know: it takes the queue over and decides nothing twice (D)."""
-    faults = ScriptedFaults()
-    world = make_settler_world(faults=faults)
-
-    async def story() -> None:
-        async with world.settling():
-            await world.prepare("a", Message("credits", b"k", b"v"))
-            await world.settled()
-            faults.give(StepKind.END, Fate(answer_ms=None))
-            await world.commit("a")
-            await world.settled()
-            await world.memory.clock.sleep_ms(10_000)
-
-    world.run(story())
+    async with world.settling():
+        await world.prepare("a", Message("credits", b"k", b"v"))
+        await world.settled()
+        faults.give(StepKind.END, Fate(answer_ms=None))
+        await world.commit("a")
+        await world.settled()
+        await world.memory.clock.sleep_ms(10_000)
     assert world.memory.visible("credits") == [b"v"]
     assert world.op_of("a").transaction.state is TransactionState.COMMITTED
 
@@ -246,46 +216,38 @@ def test_successor_settles_what_a_killed_owner_left(point: int) -> None:
     assert sorted(v or b"" for v in world.memory.visible("credits")) == [n.encode() for n in names if n != "t2"]
 
 
-def test_frozen_owner_is_fenced_by_its_successor() -> None:
+@in_world(make_settler_world)
+async def test_frozen_owner_is_fenced_by_its_successor(world: SettlerWorld) -> None:
     """An owner frozen longer than its session loses its queue and publishes nothing afterwards (D)."""
-    world = make_settler_world()
-
-    async def story() -> None:
-        async with world.settling("first") as first:
-            await world.prepare("a", Message("credits", b"k", b"a"))
+    async with world.settling("first") as first:
+        await world.prepare("a", Message("credits", b"k", b"a"))
+        await world.settled()
+        first.freeze()
+        await world.commit("a")
+        async with world.settling("second"):
+            await world.memory.clock.sleep_ms(30_000)
+            assert world.memory.visible("credits") == [b"a"]
+            first.thaw()
+            await world.memory.clock.sleep_ms(30_000)
+            await world.prepare("b", Message("credits", b"k", b"b"))
+            await world.commit("b")
             await world.settled()
-            first.freeze()
-            await world.commit("a")
-            async with world.settling("second"):
-                await world.memory.clock.sleep_ms(30_000)
-                assert world.memory.visible("credits") == [b"a"]
-                first.thaw()
-                await world.memory.clock.sleep_ms(30_000)
-                await world.prepare("b", Message("credits", b"k", b"b"))
-                await world.commit("b")
-                await world.settled()
-
-    world.run(story())
     assert world.memory.visible("credits") == [b"a", b"b"]
 
 
-def test_parked_transaction_is_ended_by_a_late_commit_from_the_parked_copy() -> None:
+@in_world(make_settler_world)
+async def test_parked_transaction_is_ended_by_a_late_commit_from_the_parked_copy(world: SettlerWorld) -> None:
     """Discarded with its message in one Kafka transaction; a late answer still ends it, once (S, L)."""
-    world = make_settler_world()
-
-    async def story() -> None:
-        async with world.settling():
-            await world.prepare("a", Message("credits", b"k", b"v", (("h", b"1"),)))
-            await world.settled()
-            world.observer.owners[0].park({world.id_of("a"): "MAX_CHECKS"})
-            await world.memory.clock.sleep_ms(1_000)
-            parked = world.op_of("a").transaction
-            assert (parked.state, parked.reason, parked.by) == ("PARKED", "MAX_CHECKS", "timer")
-            assert world.id_of("a") not in world.observer.pending
-            await world.commit("a", source=Source.OPERATOR, actor="me", reason="looked it up")
-            await world.settled()
-
-    world.run(story())
+    async with world.settling():
+        await world.prepare("a", Message("credits", b"k", b"v", (("h", b"1"),)))
+        await world.settled()
+        world.observer.owners[0].park({world.id_of("a"): "MAX_CHECKS"})
+        await world.memory.clock.sleep_ms(1_000)
+        parked = world.op_of("a").transaction
+        assert (parked.state, parked.reason, parked.by) == ("PARKED", "MAX_CHECKS", "timer")
+        assert world.id_of("a") not in world.observer.pending
+        await world.commit("a", source=Source.OPERATOR, actor="me", reason="looked it up")
+        await world.settled()
     (copy,) = world.memory.read_visible(world.topics.parked)
     assert decode_properties(copy.headers[-1][1] or b"")["KIND"] == "D"
     assert (copy.key, copy.value, copy.headers[0]) == (b"k", b"v", ("h", b"1"))
@@ -316,74 +278,58 @@ def test_park_that_is_refused_is_tried_again_after_a_while() -> None:
     world.run(story())
 
 
-def test_only_the_expected_check_number_is_counted() -> None:
+@in_world(make_settler_world)
+async def test_only_the_expected_check_number_is_counted(world: SettlerWorld) -> None:
     """UNKNOWN counts once for each round; a COMMIT from a check resolves whatever its number (K)."""
-    world = make_settler_world()
-
-    async def story() -> None:
-        async with world.settling():
-            await world.prepare("a", Message("credits", b"k", b"v"))
-            for number in (1, 1, 3, 2):
-                await world.end("a", Resolution.UNKNOWN, source=Source.CHECK, check_number=number)
-            await world.settled()
-            assert world.observer.pending[world.id_of("a")].check_times == 2
-            await world.commit("a", source=Source.CHECK, check_number=7)
-            await world.settled()
-
-    world.run(story())
+    async with world.settling():
+        await world.prepare("a", Message("credits", b"k", b"v"))
+        for number in (1, 1, 3, 2):
+            await world.end("a", Resolution.UNKNOWN, source=Source.CHECK, check_number=number)
+        await world.settled()
+        assert world.observer.pending[world.id_of("a")].check_times == 2
+        await world.commit("a", source=Source.CHECK, check_number=7)
+        await world.settled()
     op = world.op_of("a").transaction
     assert (op.by, op.check_times) == ("check", 2)
     assert world.memory.visible("credits") == [b"v"]
 
 
 @pytest.mark.parametrize("resolution", [Resolution.COMMIT, Resolution.ROLLBACK])
-def test_check_that_decides_is_counted_too(resolution: Resolution) -> None:
+@in_world(make_settler_world)
+async def test_check_that_decides_is_counted_too(world: SettlerWorld, resolution: Resolution) -> None:
     """Check times are the answered askings, the last one among them (K)."""
-    world = make_settler_world()
-
-    async def story() -> None:
-        async with world.settling():
-            await world.prepare("a", Message("orders"))
-            await world.end("a", Resolution.UNKNOWN, source=Source.CHECK, check_number=1)
-            await world.end("a", resolution, source=Source.CHECK, check_number=2)
-            await world.settled()
-
-    world.run(story())
+    async with world.settling():
+        await world.prepare("a", Message("orders"))
+        await world.end("a", Resolution.UNKNOWN, source=Source.CHECK, check_number=1)
+        await world.end("a", resolution, source=Source.CHECK, check_number=2)
+        await world.settled()
     assert world.op_of("a").transaction.check_times == 2
 
 
-def test_keyed_half_message_appended_too_late_is_void() -> None:
+@in_world(make_settler_world)
+async def test_keyed_half_message_appended_too_late_is_void(world: SettlerWorld) -> None:
     """Nobody applies a repeat that was looked up more than 30 s before its append (D)."""
-    world = make_settler_world()
-
-    async def story() -> None:
-        async with world.settling():
-            seen = world.memory.clock.now_ms() - 30_001
-            await world.prepare("a", Message("credits", b"k", b"v"), idempotency_key="i", seen_ms=seen, request="q")
-            await world.commit("a", request="r")
-            await world.settled()
-
-    world.run(story())
+    async with world.settling():
+        seen = world.memory.clock.now_ms() - 30_001
+        await world.prepare("a", Message("credits", b"k", b"v"), idempotency_key="i", seen_ms=seen, request="q")
+        await world.commit("a", request="r")
+        await world.settled()
     assert world.memory.visible("credits") == []
     assert [(a.request, a.code) for a in world.read_op().answers] == [("r", AnswerCode.UNKNOWN_TRANSACTION)]
 
 
-def test_repeat_of_an_ended_transaction_writes_its_op_message_again() -> None:
+@in_world(make_settler_world)
+async def test_repeat_of_an_ended_transaction_writes_its_op_message_again(world: SettlerWorld) -> None:
     """A repeat is answered with the state and receipts, and changes nothing (D)."""
-    world = make_settler_world()
-
-    async def story() -> None:
-        async with world.settling():
-            now = world.memory.clock.now_ms
-            for request in ("q1", "q2"):
-                await world.prepare(
-                    "a", Message("credits", b"k", b"v"), idempotency_key="i", seen_ms=now(), request=request
-                )
-                await world.settled()
-                await world.commit("a")
-                await world.settled()
-
-    world.run(story())
+    async with world.settling():
+        now = world.memory.clock.now_ms
+        for request in ("q1", "q2"):
+            await world.prepare(
+                "a", Message("credits", b"k", b"v"), idempotency_key="i", seen_ms=now(), request=request
+            )
+            await world.settled()
+            await world.commit("a")
+            await world.settled()
     assert world.memory.visible("credits") == [b"v"]
     log = world.read_op()
     assert [op.transaction.state for op in log.every].count(TransactionState.COMMITTED) == 2
@@ -393,58 +339,46 @@ def test_repeat_of_an_ended_transaction_writes_its_op_message_again() -> None:
     assert answers["q2"].op == log.every[0]
 
 
-def test_published_without_local_transaction_is_settled_in_one_step() -> None:
+@in_world(make_settler_world)
+async def test_published_without_local_transaction_is_settled_in_one_step(world: SettlerWorld) -> None:
     """A half message with RES=8 needs no end (D on repeats)."""
-    world = make_settler_world()
-
-    async def story() -> None:
-        async with world.settling():
-            await world.prepare("a", Message("credits", b"k", b"v"), is_published=True, request="q")
-            await world.settled()
-
-    world.run(story())
+    async with world.settling():
+        await world.prepare("a", Message("credits", b"k", b"v"), is_published=True, request="q")
+        await world.settled()
     assert world.memory.visible("credits") == [b"v"]
     assert world.op_of("a").transaction.requests == ("q",)
 
 
-def test_resumed_transaction_begins_a_new_life() -> None:
+@in_world(make_settler_world)
+async def test_resumed_transaction_begins_a_new_life(world: SettlerWorld) -> None:
     """Resume: PREPARED again, check numbers go on, the allowance starts anew (S, K)."""
-    world = make_settler_world()
-
-    async def story() -> None:
-        async with world.settling():
-            await world.prepare("a", Message("credits", b"k", b"v"))
-            await world.end("a", Resolution.UNKNOWN, source=Source.CHECK, check_number=1)
-            await world.settled()
-            world.observer.owners[0].park({world.id_of("a"): "MAX_CHECKS"})
-            await world.memory.clock.sleep_ms(1_000)
-            await world.act(ActRecord(world.id_of("a"), Act.RESUME, "me", "fixed", 0, "r"))
-            await world.act(ActRecord(world.id_of("a"), Act.RESUME, "me", "fixed", 0, "r2"))
-            await world.settled()
-
-    world.run(story())
+    async with world.settling():
+        await world.prepare("a", Message("credits", b"k", b"v"))
+        await world.end("a", Resolution.UNKNOWN, source=Source.CHECK, check_number=1)
+        await world.settled()
+        world.observer.owners[0].park({world.id_of("a"): "MAX_CHECKS"})
+        await world.memory.clock.sleep_ms(1_000)
+        await world.act(ActRecord(world.id_of("a"), Act.RESUME, "me", "fixed", 0, "r"))
+        await world.act(ActRecord(world.id_of("a"), Act.RESUME, "me", "fixed", 0, "r2"))
+        await world.settled()
     t = world.observer.pending[world.id_of("a")]
     assert (t.state, t.check_times, t.base) == (TransactionState.PREPARED, 1, 1)
     assert t.requests == ("r",)
     assert [(a.request, a.code) for a in world.read_op().answers] == [("r2", AnswerCode.NOT_PARKED)]
 
 
-def test_record_of_a_newer_version_halts_the_queue() -> None:
+@in_world(make_settler_world)
+async def test_record_of_a_newer_version_halts_the_queue(world: SettlerWorld) -> None:
     """What this release does not know is never skipped (row 61)."""
-    world = make_settler_world()
-
-    async def story() -> None:
-        async with world.settling():
-            await world.prepare("a", Message("credits", b"k", b"v"))
-            raw = encode_properties({"KIND": "H", "UNIQ_KEY": world.id_of("b"), "V": "2"})
-            newer = Message(world.topics.half, None, None, (("properties", raw),), 0)
-            await world.memory.store.put_many([Message(world.topics.half, b"junk", b"junk", (), 0), newer])
-            await world.commit("a")
-            await world.memory.clock.sleep_ms(30_000)
-            status = world.settlers["settler"].status[0]
-            assert (status.hold, status.s, status.counts.quarantined) == (Hold.HALTED, 2, 1)
-
-    world.run(story())
+    async with world.settling():
+        await world.prepare("a", Message("credits", b"k", b"v"))
+        raw = encode_properties({"KIND": "H", "UNIQ_KEY": world.id_of("b"), "V": "2"})
+        newer = Message(world.topics.half, None, None, (("properties", raw),), 0)
+        await world.memory.store.put_many([Message(world.topics.half, b"junk", b"junk", (), 0), newer])
+        await world.commit("a")
+        await world.memory.clock.sleep_ms(30_000)
+        status = world.settlers["settler"].status[0]
+        assert (status.hold, status.s, status.counts.quarantined) == (Hold.HALTED, 2, 1)
     assert world.memory.visible("credits") == []
 
 
@@ -478,22 +412,18 @@ def test_blocked_commit_outlives_the_journal_in_the_parked_topic() -> None:
     assert world.memory.visible("credits") == [b"v"]
 
 
-def test_foreign_record_in_the_op_topic_does_not_stop_a_successor() -> None:
+@in_world(make_settler_world)
+async def test_foreign_record_in_the_op_topic_does_not_stop_a_successor(world: SettlerWorld) -> None:
     """What cannot be parsed there is quarantined, and what lies before it still counts (row 61)."""
-    world = make_settler_world()
-
-    async def story() -> None:
-        async with world.settling():
-            await world.prepare("a", Message("credits", b"k", b"v"))
-            await world.commit("a")
-            await world.settled()
-        for key in (world.id_of("a").encode(), b"~", b"\xff"):
-            await world.memory.store.put_many([Message(world.topics.op, key, b"junk", (), 0)])
-        async with world.settling("second"):
-            await world.prepare("b", Message("credits", b"k", b"w"))
-            await world.commit("a", request="again")
-            await world.commit("b")
-            await world.memory.clock.sleep_ms(2_000)
-
-    world.run(story())
+    async with world.settling():
+        await world.prepare("a", Message("credits", b"k", b"v"))
+        await world.commit("a")
+        await world.settled()
+    for key in (world.id_of("a").encode(), b"~", b"\xff"):
+        await world.memory.store.put_many([Message(world.topics.op, key, b"junk", (), 0)])
+    async with world.settling("second"):
+        await world.prepare("b", Message("credits", b"k", b"w"))
+        await world.commit("a", request="again")
+        await world.commit("b")
+        await world.memory.clock.sleep_ms(2_000)
     assert world.memory.visible("credits") == [b"v", b"w"]
