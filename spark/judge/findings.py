@@ -237,7 +237,7 @@ ADVICE: Mapping[FindingKind, Advice] = {
     ),
     FindingKind.ORPHAN: Advice(
         "Names a transaction that nobody has prepared.",
-        "An end alone is a producer that ends what it never prepared (it was answered 404). A record or an op "
+        "A commit alone is a producer that commits what it never prepared (it was answered 404). A record or an op "
         "message means that somebody else writes to these topics, or that the journal has lost records.",
     ),
     FindingKind.CORRUPT: Advice(

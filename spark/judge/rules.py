@@ -11,7 +11,17 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from spark.judge.history import FINAL, Match, Pair, TransactionHistory, match, replay, why_not_unpublished
-from spark.read.envelope import APPEND_TIME, Event, OffsetRange, OpState, QueuePlace, ReceiptRow, Scope, queue_of
+from spark.read.envelope import (
+    APPEND_TIME,
+    ROLLBACK,
+    Event,
+    OffsetRange,
+    OpState,
+    QueuePlace,
+    ReceiptRow,
+    Scope,
+    queue_of,
+)
 
 
 class FindingKind(StrEnum):
@@ -360,9 +370,12 @@ def _checked_as_agreed(story: TransactionHistory, scope: Scope) -> Iterator[Foun
 
 
 def _without_half(story: TransactionHistory, scope: Scope) -> Iterator[Found]:
-    """ORPHAN, or UNPROVABLE where the half message may have been removed."""
+    """ORPHAN, or UNPROVABLE where the half message may have been removed.
+
+    A rollback alone is what a producer rightly sends that does not know whether its half message is stored.
+    """
     legs = (
-        *story.lost_ends,
+        *(end for end in story.lost_ends if end.code != ROLLBACK),
         *(op for op in story.ops if not _is_prepared_later(op, story.tx, scope)),
         *(event for event in (*story.visible, *story.copies) if _was_seen(event, scope)),
     )

@@ -58,7 +58,7 @@ def tales() -> Iterator[tuple[str | None, Scenario]]:
     yield wrong("away", "PHANTOM", HALF, answer(1, "busy"), answer(2, "away"), PARK, SHOW, PARKED)
     yield wrong("lost", "STALE", HALF, answer(1, "lost"), answer(2, None), age_ms=LIFE_MS + 2 * HOUR_MS)
     yield wrong("once", "UNSETTLED", HALF, end(COMMIT, "once"))
-    yield wrong("early", "ORPHAN", end(ROLLBACK, "early"))
+    yield wrong("early", "ORPHAN", end(COMMIT, "early"))
     yield wrong(None, "UNSETTLED", HALF, end(COMMIT, None))
     yield wrong(None, "", HALF, end(COMMIT, _ORDINARY), SHOW, COMMITTED)
 

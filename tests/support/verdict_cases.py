@@ -58,6 +58,7 @@ RIGHT = {
     "an UNKNOWN for nobody": [check(1, 15, HALF_MS)],
     "put back": [half(), op("PREPARED", 28, 15)],
     "young and pending": [half()],
+    "rolled back, whether it was prepared or not": [rollback()],
     "decided a moment ago": [half(), commit(ms=NOW_MS - 1_000)],
     "decided a moment ago, seen already": [half(), commit(ms=NOW_MS - 1_000), record(off=999)],
     "blocked": [half(), commit(), op("BLOCKED")],

@@ -51,7 +51,7 @@ BUSY, SOLD_OUT = check(1, 15, END_MS, remark="busy"), rollback(remark="sold out"
         pytest.param([half(), BUSY, check(2, 16, END_MS), record()], "busy", id="the next answer has none"),
         pytest.param([half(), SOLD_OUT, BUSY, record()], "sold out", id="in the order of the journal"),
         pytest.param([half(), commit(), rollback(21, remark="late"), record(999)], "late", id="an end in vain"),
-        pytest.param([SOLD_OUT], "sold out", id="without a half message"),
+        pytest.param([commit(remark="gone")], "gone", id="without a half message"),
         pytest.param([rollback(9, remark="early"), half(), commit()], None, id="before the half message"),
         pytest.param([half(), commit(remark="no", src=EndSource.OPERATOR)], None, id="of an operator"),
         pytest.param([half(), rollback(part=1, remark="no")], None, id="in another queue"),
