@@ -5,6 +5,7 @@ A row's idempotency key makes each hand-over repeatable: the bridge publishes a 
 
 import hashlib
 import os
+import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Final, NamedTuple, Protocol
 import httpx2
 
 from outbox.client.calls import JSON, PUBLISH, Call, PrepareOptions, check_group, is_batch, join, prepare_call
-from outbox.client.config import HttpConfig, check_seconds, check_url
+from outbox.client.config import HttpConfig, RenewedTls, check_seconds, check_url
 from outbox.client.errors import HandOverUnavailable, InvalidMessage, Outcome, Problem
 from outbox.client.listener import TransactionState
 from outbox.client.message import Message
@@ -110,8 +111,12 @@ class HttpHandOver:
         self._timeout_s = timeout_s
         self._wait_s = min(timeout_s, _TIMEOUT_S) * _WAITED_PART
         self._given = client
+        self._config = HttpConfig()
+        is_secured = client is None and url.startswith("https:")
+        # certificates that cannot be read are told now; without TLS none is needed, and reading them takes long
+        self._tls = RenewedTls(self._config) if is_secured else None
         self._own: dict[int, httpx2.Client] = {}  # by process: two on one connection would get each other's answers
-        self._find_client()  # certificates that cannot be read are told now
+        self._renewed: dict[int, httpx2.Client] = {}  # other threads may still use them
 
     def publish(self, rows: Sequence[OutboxRow]) -> Sequence[PublishResult]:
         """As the port says."""
@@ -121,14 +126,22 @@ class HttpHandOver:
 
     def close(self) -> None:
         """Closes its own connections."""
-        if (client := self._own.get(os.getpid())) is not None:
-            client.close()
+        for clients in (self._own, self._renewed):
+            if (client := clients.get(os.getpid())) is not None:
+                client.close()
 
     def _find_client(self) -> httpx2.Client:
         """After a fork another one; that of the parent is neither used nor closed."""
         if self._given is not None:
             return self._given
-        return self._own.get(pid := os.getpid()) or self._own.setdefault(pid, _make_client(self._url, self._timeout_s))
+        pid, tls = os.getpid(), self._tls
+        if tls is not None and tls.look(time.monotonic()) and pid in self._own:
+            self._renewed[pid] = self._own.pop(pid)
+        return self._own.get(pid) or self._own.setdefault(pid, self._make_client())
+
+    def _make_client(self) -> httpx2.Client:
+        config, verify = self._config, False if self._tls is None else self._tls.context
+        return httpx2.Client(timeout=self._timeout_s, headers=config.proof, verify=verify, trust_env=config.trust_env)
 
     def _send(self, calls: Sequence[Call]) -> list[PublishResult]:
         fates: list[PublishResult] = []
@@ -167,12 +180,6 @@ class HttpHandOver:
         return Answer(
             response.status_code, response.content, response.headers.get("Retry-After"), received=datetime.now(UTC)
         )
-
-
-def _make_client(url: str, timeout_s: float) -> httpx2.Client:
-    config = HttpConfig()
-    verify = config.make_tls() if url.startswith("https:") else False  # none is needed, and reading them takes long
-    return httpx2.Client(timeout=timeout_s, headers=config.proof, verify=verify, trust_env=config.trust_env)
 
 
 class MemoryHandOver:

@@ -1,5 +1,6 @@
 """Settings of the producer's side; bounds are checked when they are made."""
 
+import logging
 import math
 import os
 import re
@@ -12,6 +13,9 @@ from urllib.parse import urlsplit
 
 from outbox.client.errors import OutboxConfigError
 from outbox.client.message import Encoder
+
+_LOG = logging.getLogger("outbox")
+_LOOK_EACH_S = 1.0
 
 # Source: RFC 9110 section 5
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -40,8 +44,9 @@ class HttpConfig:
     `OUTBOX_BRIDGE_KEY`, or of the file that `OUTBOX_BRIDGE_KEY_FILE` names. `headers`: sent with every request.
 
     `ca_file`: whose certificate an https bridge must show, else those that the system trusts; `client_cert_file`,
-    `client_key_file`: the certificate that is shown to it (PEM). Each is read when a connection is first needed, from
-    the environment variable `OUTBOX_BRIDGE_` with its name if not given here. `ssl_context`: counts instead of them.
+    `client_key_file`: the certificate that is shown to it (PEM). Each is read when a connection is first needed, and
+    again when it is written anew; its name is the environment variable's with `OUTBOX_BRIDGE_` before it if not given
+    here. `ssl_context`: counts instead of them.
     `slack_s`: how long an exchange may take beyond the time that the bridge was asked to wait. `trust_env`: whether
     proxies and netrc of the environment count.
     """
@@ -90,6 +95,49 @@ class HttpConfig:
             place = f"{what} {where}" + (f" with {self.client_key_file}" if what == "client_cert_file" else "")
             raise OutboxConfigError(f"{place} cannot be used: {reason}") from error
         return tls
+
+
+class RenewedTls:
+    """TLS by the files of a config as they are now: certificates are renewed while a service runs."""
+
+    def __init__(self, config: HttpConfig) -> None:
+        """Raises OutboxConfigError."""
+        self._config = config
+        self._look_at_s = 0.0
+        self._told = ""  # why the newest files are not used
+        self._written = self._find_written()
+        self.context = config.make_tls()
+
+    def look(self, now_s: float) -> bool:
+        """Whether other files count from now on; those that are no pair yet are looked at again. Once a second."""
+        if now_s < self._look_at_s:
+            return False
+        self._look_at_s = now_s + _LOOK_EACH_S
+        if (written := self._find_written()) == self._written:
+            return False
+        try:
+            self.context = self._config.make_tls()
+        except OutboxConfigError as error:
+            if str(error) != self._told:
+                _LOG.warning("certificates_kept reason=%s", error)
+            self._told = str(error)
+            return False
+        self._written, self._told = written, ""
+        return True
+
+    def _find_written(self) -> list[tuple[int, int] | None]:
+        config = self._config
+        if config.ssl_context is not None:
+            return []
+        return [_stamp_of(path) for path in (config.ca_file, config.client_cert_file, config.client_key_file) if path]
+
+
+def _stamp_of(path: str) -> tuple[int, int] | None:
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino
 
 
 @dataclass(frozen=True, slots=True)

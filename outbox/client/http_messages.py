@@ -17,7 +17,7 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from outbox.client.calls import JSON, Request
-from outbox.client.config import HttpConfig
+from outbox.client.config import HttpConfig, RenewedTls
 from outbox.client.errors import OutboxConfigError
 
 # --- requests to a bridge and answers, as HTTP/1.1 has them, and the way that they take ---
@@ -186,7 +186,7 @@ class Route:
 
     host: str
     port: int
-    tls: ssl.SSLContext | None
+    tls: RenewedTls | None
     server_name: str
     tunnel: bytes | None = None
     proxy: str | None = None
@@ -196,7 +196,7 @@ def find_route(url: SplitResult, config: HttpConfig) -> Route:
     """The way to this address. Raises OutboxConfigError."""
     host, port = _host_of(url), url.port or _PORTS[url.scheme]
     # loading certificates takes long, and plain HTTP needs none
-    tls = config.make_tls() if url.scheme == "https" else None
+    tls = RenewedTls(config) if url.scheme == "https" else None
     found = getproxies() if config.trust_env else {}
     address = found.get(url.scheme) or found.get("all")
     if address is None or proxy_bypass(f"{host}:{port}"):

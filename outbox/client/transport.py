@@ -66,6 +66,7 @@ class Transport(Generic[C]):
         self._lock = threading.Lock()
         self._idle: deque[C] = deque()
         self._open: set[C] = set()
+        self._stale: set[C] = set()  # in use, and made with certificates that have been renewed since
 
     async def exchange(self, request: Request, timeout_s: float) -> Answer | NoReply:
         """One request and its whole answer; never raises for what happens on the way."""
@@ -110,20 +111,26 @@ class Transport(Generic[C]):
 
     def _take_idle(self) -> C | None:
         """The one used last; those that have been idle for too long are closed."""
-        oldest_s = self.now() - self._config.keep_alive_s
+        now_s = self.now()
+        oldest_s = now_s - self._config.keep_alive_s
         with self._lock:
+            if self._route.tls is not None and self._route.tls.look(now_s):
+                self._stale = set(self._open)
             while self._idle and self._idle[0].idle_since_s < oldest_s:
                 self._drop(self._idle.popleft())
             while self._idle:
                 connection = self._idle.pop()
-                if connection.is_usable:
+                if self._can_go_on(connection):
                     return connection
                 self._drop(connection)
         return None
 
+    def _can_go_on(self, connection: C) -> bool:
+        return connection not in self._stale and connection.is_usable
+
     def _give_back(self, connection: C) -> None:
         with self._lock:
-            if connection in self._open and connection.is_usable:
+            if connection in self._open and self._can_go_on(connection):
                 connection.idle_since_s = self.now()
                 self._idle.append(connection)
             else:
@@ -131,6 +138,7 @@ class Transport(Generic[C]):
 
     def _drop(self, connection: C) -> None:
         self._open.discard(connection)
+        self._stale.discard(connection)
         connection.abort()
 
 
@@ -190,7 +198,7 @@ class LoopTransport(Transport["_LoopConnection"]):
     async def _connect(self, deadline_s: float) -> "_LoopConnection":
         route = self._route
         connection = _LoopConnection()
-        direct = route.tls if route.tunnel is None else None
+        direct = route.tls.context if route.tls is not None and route.tunnel is None else None
         _, _ = await self._loop.create_connection(
             lambda: connection,
             route.host,
@@ -206,7 +214,7 @@ class LoopTransport(Transport["_LoopConnection"]):
         try:
             if route.tunnel is not None and route.tls is not None:
                 await _open_tunnel(connection, route.tunnel, deadline_s)
-                await connection.secure(route.tls, route.server_name)
+                await connection.secure(route.tls.context, route.server_name)
         except BaseException:
             self._drop(connection)
             raise
@@ -344,7 +352,7 @@ class ThreadTransport(Transport["_ThreadConnection"]):
             if route.tunnel is not None:
                 await _open_tunnel(connection, route.tunnel, deadline_s)
             if route.tls is not None:
-                connection.secure(route.tls, route.server_name, deadline_s)
+                connection.secure(route.tls.context, route.server_name, deadline_s)
             self._note_open(connection)
         except BaseException:
             connection.abort()

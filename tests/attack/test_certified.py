@@ -22,6 +22,8 @@ from bridge.core.grants import Grant, Verb
 from bridge.service.access import AccessConfig, AccessService
 from bridge.service.operate import Who
 from bridge.sql.engine import open_new_database
+from outbox import AsyncBridge, Bridge, BridgeConfig, HttpConfig, Message, NotPermitted, Prepared
+from outbox.hand_over import HttpHandOver, OutboxRow, PublishStatus
 from tests.support.api_fakes import FakeTransactions, make_services
 from tests.support.authority import FOR_SERVERS, Authority
 from tests.support.live_server import HOST, LiveServer, serve
@@ -249,3 +251,56 @@ async def test_certificate_of_a_server_is_none_of_a_client(live: LiveServer, aut
     with pytest.raises((ConnectionError, OSError, asyncio.IncompleteReadError)):
         async with connected(live, authority, shown) as client:
             await client.ask()
+
+
+def renew(files: TlsFiles, other: TlsFiles) -> None:
+    """Both files in place of these, as cert-manager and SPIFFE's helpers do."""
+    for path, new in ((files.cert, other.cert), (files.key, other.key)):
+        new.replace(path)
+
+
+async def test_sdk_shows_a_renewed_certificate_without_a_restart(live: LiveServer, authority: Authority) -> None:
+    """On each way of its own, also where a connection is open; half of a pair is not taken."""
+    files = authority.issue_client(DNSName("baker.svc"))
+    http = HttpConfig(ca_file=str(authority.ca_file), client_cert_file=str(files.cert), client_key_file=str(files.key))
+    url, order = f"https://{HOST}:{live.port}", Message("orders.created", value=b"x")
+    config = BridgeConfig(http=http)
+    async with AsyncBridge(url, "orders", config=config) as bridge:
+        with Bridge(url, "orders", config=config) as blocking:
+
+            async def ask() -> list[type[object]]:
+                """Who is believed may do."""
+                return [
+                    type(one)
+                    for one in await asyncio.gather(
+                        bridge.prepare(order), asyncio.to_thread(blocking.prepare, order), return_exceptions=True
+                    )
+                ]
+
+            assert await ask() == [NotPermitted, NotPermitted]
+            other = authority.issue_client(SPIFFE)
+            kept = other.cert.read_bytes()
+            other.cert.write_bytes(files.cert.read_bytes())
+            renew(files, other)
+            await asyncio.sleep(1.1)
+            assert await ask() == [NotPermitted, NotPermitted]
+            files.cert.write_bytes(kept)
+            await asyncio.sleep(1.1)
+            assert await ask() == [Prepared, Prepared]
+
+
+async def test_relay_shows_a_renewed_certificate_without_a_restart(
+    live: LiveServer, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows wait as long as nobody believes it."""
+    files = authority.issue_client(DNSName("baker.svc"))
+    monkeypatch.setenv("OUTBOX_BRIDGE_CA_FILE", str(authority.ca_file))
+    monkeypatch.setenv("OUTBOX_BRIDGE_CLIENT_CERT_FILE", str(files.cert))
+    monkeypatch.setenv("OUTBOX_BRIDGE_CLIENT_KEY_FILE", str(files.key))
+    hand_over = HttpHandOver(f"https://{HOST}:{live.port}", "orders")
+    row = OutboxRow(1, "1", "key-1", "orders.created")
+    assert [each.fate for each in await asyncio.to_thread(hand_over.publish, [row])] == [PublishStatus.NOT_YET]
+    renew(files, authority.issue_client(SPIFFE))
+    await asyncio.sleep(1.1)
+    assert [each.fate for each in await asyncio.to_thread(hand_over.publish, [row])] == [PublishStatus.PUBLISHED]
+    hand_over.close()
