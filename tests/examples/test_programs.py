@@ -122,7 +122,7 @@ def test_debezium_table_is_published_by_relays(
     engine = sa.create_engine(debezium_url, poolclass=sa.NullPool)
     with engine.begin() as connection:
         assert connection.scalar(sa.text("SELECT count(*) FROM outbox")) == 1, "it died before it could delete the row"
-        connection.execute(sa.text("UPDATE outbox_lease SET free_ms = 0"))  # its lease runs out
+        connection.execute(sa.text("UPDATE outbox_lease SET free_ms = free_ms - 60000"))  # its lease runs out
         ids = {str(row_id) for row_id in connection.scalars(sa.text("SELECT id FROM outbox"))}
     relays[1].start()
     place(2, 200)
