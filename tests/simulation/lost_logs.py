@@ -131,7 +131,7 @@ class LosingWorld(World):
         asked = [one for one in self.endpoints.log if one.transaction_id not in gone]
         anew = self._find_prepared_anew()
         self.endpoints.log[:] = [
-            one for one in asked if one.at_ms >= self._acted_at_ms or one.transaction_id not in anew
+            one for one in asked if one.at_ms >= min(self._acted_at_ms, anew.get(one.transaction_id, 0) - START_MS)
         ]
 
     async def _lose(self) -> None:
@@ -179,21 +179,26 @@ class LosingWorld(World):
         if self._loss.topic != "half":
             return remembered
         before, since = self._find_prepared()
-        return remembered | (before - since)
+        return remembered | (before - since.keys())
 
-    def _find_prepared_anew(self) -> set[str]:
-        """In the new journal, after they were prepared in the lost one."""
+    def _find_prepared_anew(self) -> dict[str, int]:
+        """In the new journal, after they were prepared in the lost one; and when."""
         before, since = self._find_prepared()
-        return before & since
+        return {transaction_id: at_ms for transaction_id, at_ms in since.items() if transaction_id in before}
 
-    def _find_prepared(self) -> tuple[set[str], set[str]]:
-        """What a lost journal held, and what the one that there is now holds."""
+    def _find_prepared(self) -> tuple[set[str], dict[str, int]]:
+        """What a lost journal held, and what the one that there is now holds, since when."""
         now = self.cluster.log.topics[self.topics.half].topic_id
-        before, since = set[str](), set[str]()
+        before, since = set[str](), dict[str, int]()
         for (topic_id, _), messages in self.archive.read_all(self.topics.half):
-            records = [decode_record(message) for message in messages]
-            ids = [record.transaction_id for record in records if isinstance(record, HalfMessage)]
-            (since if topic_id == now else before).update(ids)
+            for message in messages:
+                record = decode_record(message)
+                if not isinstance(record, HalfMessage):
+                    continue
+                if topic_id == now:
+                    since.setdefault(record.transaction_id, message.stored_ms)
+                else:
+                    before.add(record.transaction_id)
         return before, since
 
 
