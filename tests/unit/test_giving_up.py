@@ -134,6 +134,17 @@ def test_queue_that_is_written_to_is_no_loss(database_url: str, *, is_projected:
 
 
 @in_world(make_projector_world)
+async def test_what_a_new_journal_was_given_before_the_place_to_go_on_from_is_told(world: ProjectorWorld) -> None:
+    """By processes that had not noticed that it is another one: nobody has read it, and nobody will."""
+    await lose_with_one_pending(world, world.topics.half)
+    for name in ("unread", "pending"):
+        await world.settlers.prepare(name, ORDER)
+    (loss,) = await make_giving_up(world).survey()
+    assert loss.position.s == 2
+    assert {u.transaction_id for u in loss.unproven} == {world.settlers.id_of(name) for name in ("unread", "pending")}
+
+
+@in_world(make_projector_world)
 async def test_void_half_message_is_no_transaction_to_be_given_up(world: ProjectorWorld) -> None:
     """It counts for nobody, as those of `doctor` do."""
     async with world.settlers.settling():
