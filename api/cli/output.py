@@ -109,14 +109,15 @@ def _advise(error: StoreError) -> str:
         return TIMEOUT_REMEDY
     if "no right" in str(error) or "AUTHORIZATION_FAILED" in str(error):
         return RIGHTS_REMEDY
-    return f"{_AGAIN} {_KAFKA_REMEDY} {CONNECTIONS_REMEDY}" if isinstance(error, BatchOutcomeUnknown) else _KAFKA_REMEDY
+    return _KAFKA_REMEDY
 
 
 def _tell_kafka(error: StoreError) -> Told:
     """Silence is no refusal: what was asked for may have been done."""
     remedy = _advise(error)
-    if remedy.startswith(_AGAIN):
-        return Exit.UNREACHABLE, f"whether Kafka has taken it is not known: {error}", remedy
+    if isinstance(error, BatchOutcomeUnknown) and remedy is _KAFKA_REMEDY:
+        reason = f"whether Kafka has taken it is not known: {error}"
+        return Exit.UNREACHABLE, reason, f"{_AGAIN} {remedy} {CONNECTIONS_REMEDY}"
     return Exit.FAILED, f"Kafka refuses: {error}", remedy
 
 

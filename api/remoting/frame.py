@@ -39,14 +39,19 @@ _JSON, _ROCKETMQ = HeaderType.JSON, HeaderType.ROCKETMQ  # Python finds the memb
 _Int32 = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 
 
-class RemotingCommand(Struct, gc=False):
-    """A request, or the answer to one, which has its `opaque` and its kind of header. Names are those of JSON."""
+class _Header(Struct, gc=False):
+    """What all headers begin with. Names are those of JSON."""
 
     code: _Int32
     opaque: _Int32 = 0
     flag: _Int32 = 0
     version: _Int32 = 0
     remark: str | None = None
+
+
+class RemotingCommand(_Header, gc=False):
+    """A request, or the answer to one, which has its `opaque` and its kind of header."""
+
     fields: dict[str, str] = field(default_factory=dict, name="extFields")
     body: bytes = b""
     header_type: HeaderType = HeaderType.JSON
@@ -70,14 +75,9 @@ class RemotingCommand(Struct, gc=False):
         )
 
 
-class _LooseHeader(Struct, gc=False):
+class _LooseHeader(_Header, gc=False):
     """Clients in C++ write numbers, which RocketMQ reads as their text."""
 
-    code: _Int32
-    opaque: _Int32 = 0
-    flag: _Int32 = 0
-    version: _Int32 = 0
-    remark: str | None = None
     fields: dict[str, str | int | bool | None] | None = field(default=None, name="extFields")
 
 
