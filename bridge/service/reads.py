@@ -59,19 +59,19 @@ class ConsumerLag:
 
     async def read(self, applied: Mapping[int, int]) -> Lag:
         """`applied`: S of each queue in the projection. Raises StoreError."""
-        projection_ms = 0
-        for queue_id in range(self._topics.queues):
-            projection_ms = max(projection_ms, await self._age_at(queue_id, applied.get(queue_id, 0)))
-        settling = await self.read_settling(applied)
-        return Lag(max(settling.values()), projection_ms)
+        settling, projection = await asyncio.gather(self.read_settling(applied), self._read_ages(applied))
+        return Lag(max(settling.values()), max(projection.values()))
 
     async def read_settling(self, applied: Mapping[int, int]) -> Mapping[int, int]:
         """By how much the settling of each queue is late. Raises StoreError."""
         decided = self._follower.positions()
-        return {
-            queue_id: await self._age_at(queue_id, max(applied.get(queue_id, 0), decided.get(queue_id, 0)))
-            for queue_id in range(self._topics.queues)
-        }
+        return await self._read_ages({q: max(applied.get(q, 0), decided.get(q, 0)) for q in {*applied, *decided}})
+
+    async def _read_ages(self, offsets: Mapping[int, int]) -> Mapping[int, int]:
+        """Of the records at these offsets. All queues are asked about at once: they may be many."""
+        queues = range(self._topics.queues)
+        ages = await asyncio.gather(*[self._age_at(queue_id, offsets.get(queue_id, 0)) for queue_id in queues])
+        return dict(zip(queues, ages, strict=True))
 
     async def _age_at(self, queue_id: int, offset: int) -> int:
         queue = MessageQueue(self._topics.half, queue_id)

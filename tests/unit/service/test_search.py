@@ -6,6 +6,7 @@ from bridge.service.contract import EndCall, Prepared, RefusalCode, Refused
 from bridge.service.operate import Who
 from bridge.service.reads import AuditList, BridgeStats, TransactionList
 from bridge.sql.search import SearchFilter
+from bridge.store.memory.link import Fate, NoFaults, Step, StepKind
 from tests.support.service_world import ServiceWorld, make_service_world
 from tests.support.virtual_time import in_world
 
@@ -62,6 +63,25 @@ async def test_lags_tell_who_is_behind(world: ServiceWorld) -> None:
             assert stats.lag == (0, 0)
             kafka_ms = api.kafka_time.now_ms()
             assert stats.now_ms == kafka_ms
+
+
+class SlowReads(NoFaults):
+    """Each read of a log takes so long."""
+
+    ms = 0
+
+    async def before(self, step: Step) -> Fate:
+        return Fate(answer_ms=self.ms if step.kind is StepKind.GET else 0)
+
+
+@in_world(make_service_world, queues=64, faults=SlowReads)
+async def test_lags_of_many_queues_are_asked_about_at_once(world: ServiceWorld, faults: SlowReads) -> None:
+    """One after the other 64 queues took seconds on a busy machine: readiness gave up, and was not ready."""
+    clock = world.settlers.memory.clock
+    async with world.serving() as api:
+        faults.ms, began = 50, clock.monotonic_ms()
+        assert isinstance(await api.search.stats(), BridgeStats)
+        assert clock.monotonic_ms() - began <= 4 * faults.ms
 
 
 @in_world(make_service_world)

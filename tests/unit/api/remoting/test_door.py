@@ -214,7 +214,7 @@ def test_every_topic_has_a_route(topic: str) -> None:
     assert b"127.0.0.1:9876" in answer.body
 
 
-@pytest.mark.parametrize("body", [b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}", b'{"clientID":"\xff"}'])
+@pytest.mark.parametrize("body", [b'{"x":' + b"[" * 100_000, b'{"clientID":"\xff"}'])
 def test_heartbeat_that_cannot_be_read_is_refused(body: bytes) -> None:
     """Whatever is wrong with it; the connection, and what else is sent on it, goes on."""
     peer, answers = Peer(FirstTries()), FrameBuffer()

@@ -126,7 +126,7 @@ def test_what_a_balancer_puts_before_frames_is_called_what_it_is(start: bytes) -
 @pytest.mark.parametrize("member", ["language", "anything"])
 def test_depth_of_a_header_is_a_bad_frame(member: str) -> None:
     """Anybody who reaches the port could fill the log with the traces of what is no BadFrame."""
-    header = b'{"code":34,"%b":%b}' % (member.encode(), b"[" * 100_000 + b"]" * 100_000)
+    header = b'{"code":34,"%b":%b' % (member.encode(), b"[" * 100_000)
     with pytest.raises(BadFrame):
         decode_frame(struct.pack(">ii", 4 + len(header), len(header)) + header)
 
