@@ -109,7 +109,7 @@ class Asker:
             self._hear_nothing(opened, about, began)
         else:
             self._silence.end(about)
-            self.errors.clear()
+            self.errors.last_error = None
         return answers
 
     async def run(self, call: Callable[[AdminClient, float], T]) -> T:

@@ -126,7 +126,7 @@ class LookUpClient:
                 self._drop()
             raise
         self._silence.end(queue)
-        self.errors.clear()
+        self.errors.last_error = None
         return result
 
     def _drop(self) -> None:
@@ -336,7 +336,7 @@ class _Follower:
                 break
         if messages:
             self._position = max(self._position, messages[-1].queue_offset + 1)
-            self._errors.clear()
+            self._errors.last_error = None
         return messages
 
     def _find_failure(self, error: KafkaError) -> BridgeError | None:

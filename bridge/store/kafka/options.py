@@ -138,7 +138,10 @@ def check_user_options(options: Mapping[str, OptionValue]) -> None:
 
 @dataclass(slots=True)
 class ClientErrors:
-    """What a client complained of last, for health. A client says so itself when it is lost for good: `fatal`."""
+    """What a client complained of last, for health. A client says so itself when it is lost for good: `fatal`.
+
+    `last_error`: None again once something has worked.
+    """
 
     last_error: str | None = None
     last_error_monotonic_ms: int = 0
@@ -153,10 +156,6 @@ class ClientErrors:
         self.codes.add(error.code())
         if error.fatal() or error.code() == KafkaError._FATAL:  # noqa: SLF001 - the client's public name for it
             self.fatal = error
-
-    def clear(self) -> None:
-        """Something has worked since."""
-        self.last_error = None
 
 
 def _merge(

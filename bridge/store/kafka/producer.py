@@ -347,7 +347,7 @@ class AppendClient:
         calls = [self._finished.popleft() for _ in range(len(self._finished))]
         if calls[-1].is_written:
             for errors in self.cleared:
-                errors.clear()
+                errors.last_error = None
         with contextlib.suppress(RuntimeError):  # the loop is gone, and so are the callers
             self._loop.call_soon_threadsafe(self._end_calls, calls)
 
@@ -394,3 +394,61 @@ def _refused(error: KafkaError) -> PutResult:
     """The client did not take the message: certainly not written, whatever the reason."""
     failed = make_failed_put(error)
     return PutResult(PutStatus.REFUSED, refusal=failed.refusal or Refusal.STORE_BUSY, detail=failed.detail)
+
+
+# --- one producer for calls of each kind ---
+
+MANY = 20  # messages of one call for which fuller requests are worth a wait
+BUSY = 16  # calls with fewer messages, all at once, for which they are worth one too
+
+
+class AppendClients:
+    """Plain puts of a process, by how its requests are to be filled. Opened by `open`, or by the first put: Kafka
+    refuses a producer to whoever may write nothing."""
+
+    def __init__(self, config: KafkaConfig) -> None:
+        self._config = config
+        self._prompt: AppendClient | None = None
+        self._opened: tuple[AppendClient, ...] = ()
+        self._is_closed = False
+
+    @property
+    def errors(self) -> list[ClientErrors]:
+        """What each client complains of."""
+        return [each.errors for each in self._opened]
+
+    def open(self) -> AppendClient:
+        """Connects now, for whoever will put and wants no first put to wait for that."""
+        if self._prompt is None:  # one that is made before another fails is kept for the next try
+            for manner in (Manner.PROMPT, Manner.GATHERED, Manner.BULK)[len(self._opened) :]:
+                self._opened += (AppendClient(self._config, manner),)
+            self._prompt, self._gathered, self._bulk = self._opened
+            for client in self._opened:
+                client.cleared = self.errors
+        return self._prompt
+
+    def put_many(self, messages: Sequence[Message]) -> "asyncio.Future[list[PutResult]]":
+        """See MessageStore."""
+        if self._is_closed:
+            refused = asyncio.get_running_loop().create_future()
+            refused.set_result([CLOSED] * len(messages))
+            return refused
+        return self._choose(len(messages)).put_many(messages)
+
+    def put_then(self, messages: Sequence[Message], give: Give) -> None:
+        """See MessageStore."""
+        if self._is_closed:
+            give([CLOSED] * len(messages))
+        else:
+            self._choose(len(messages)).put_then(messages, give)
+
+    async def close(self) -> None:
+        """Waits a little for what is in flight; nothing is taken any more."""
+        self._is_closed = True
+        await asyncio.gather(*[each.close() for each in self._opened])
+
+    def _choose(self, count: int) -> AppendClient:
+        prompt = self._prompt or self.open()
+        if count >= MANY:
+            return self._bulk
+        return self._gathered if prompt.waiting + self._gathered.waiting >= BUSY else prompt

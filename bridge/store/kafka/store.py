@@ -1,7 +1,7 @@
 """The store on Kafka: plain puts and look-ups, and what owners of queues open. Made and used inside one event loop."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -9,13 +9,10 @@ from msgspec.structs import replace
 from bridge.core.message import Message, MessageQueue, StoredMessage
 from bridge.store.kafka.consumer import KafkaQueueReader, LookUpClient
 from bridge.store.kafka.groups import KafkaGroupMember, OffsetClient
-from bridge.store.kafka.options import ClientErrors, KafkaConfig, Manner
-from bridge.store.kafka.producer import CLOSED, AppendClient
+from bridge.store.kafka.options import ClientErrors, KafkaConfig
+from bridge.store.kafka.producer import AppendClients
 from bridge.store.kafka.transactional_producer import KafkaBatchWriter, LimitOf, no_limit
 from bridge.store.message_store import GetResult, GetStatus, PutResult
-
-MANY = 20  # messages of one call for which fuller requests are worth a wait
-BUSY = 16  # calls with fewer messages, all at once, for which they are worth one too
 
 _AnyOpened = KafkaQueueReader | KafkaBatchWriter | KafkaGroupMember
 Opened = TypeVar("Opened", KafkaQueueReader, KafkaBatchWriter, KafkaGroupMember)
@@ -60,57 +57,23 @@ class KafkaOwnerStore:
 
 
 class KafkaMessageStore:
-    """MessageStore. `owners` of the same process, if any, commit consume offsets for groups they are members of.
-
-    Its producers are opened by `open`, or by the first put: Kafka refuses one to whoever may write nothing.
-    """
+    """MessageStore. `owners` of the same process, if any, commit consume offsets for groups they are members of."""
 
     def __init__(self, config: KafkaConfig, owners: KafkaOwnerStore | None = None) -> None:
         self._owners = owners
-        self._config = config
-        self._append: AppendClient | None = None
-        self._appending: tuple[AppendClient, ...] = ()
-        self._is_closed = False
+        self._append = AppendClients(config)
         self._look_up = LookUpClient(config)
         self._offsets = OffsetClient(config)
+        self.open, self.put_many, self.put_then = self._append.open, self._append.put_many, self._append.put_then
         self.get_offsets, self.get_consume_offsets = self._offsets.get_offsets, self._offsets.get_consume_offsets
 
     @property
     def last_error(self) -> str | None:
         """What one of the clients complained of, if nothing has worked since."""
-        return newest_error([*(each.errors for each in self._appending), self._look_up.errors, self._offsets.errors])
-
-    def open(self) -> AppendClient:
-        """Connects now, for whoever will put and wants no first put to wait for that."""
-        if self._append is None:  # one that is made before another fails is kept for the next try
-            for manner in (Manner.PROMPT, Manner.GATHERED, Manner.BULK)[len(self._appending) :]:
-                self._appending += (AppendClient(self._config, manner),)
-            self._append, self._gathered, self._bulk = self._appending
-            for client in self._appending:
-                client.cleared = [each.errors for each in self._appending]
-        return self._append
+        return newest_error([*self._append.errors, self._look_up.errors, self._offsets.errors])
 
     async def put(self, queue: MessageQueue, message: Message) -> PutResult:
         return (await self.put_many([replace(message, topic=queue.topic, queue_id=queue.queue_id)]))[0]
-
-    def put_many(self, messages: Sequence[Message]) -> Awaitable[list[PutResult]]:
-        if self._is_closed:
-            refused = asyncio.get_running_loop().create_future()
-            refused.set_result([CLOSED] * len(messages))
-            return refused
-        return self._choose(len(messages)).put_many(messages)
-
-    def put_then(self, messages: Sequence[Message], give: Callable[[list[PutResult]], None]) -> None:
-        if self._is_closed:
-            give([CLOSED] * len(messages))
-        else:
-            self._choose(len(messages)).put_then(messages, give)
-
-    def _choose(self, count: int) -> AppendClient:
-        append = self._append or self.open()
-        if count >= MANY:
-            return self._bulk
-        return self._gathered if append.waiting + self._gathered.waiting >= BUSY else append
 
     async def get(self, queue: MessageQueue, offset: int, max_count: int) -> GetResult:
         minimum, stable, maximum = await self._offsets.get_offsets(queue)
@@ -148,9 +111,7 @@ class KafkaMessageStore:
 
     async def close(self) -> None:
         """Waits a little for puts in flight, then lets all clients go."""
-        self._is_closed = True
-        closing = [each.close() for each in self._appending]
-        await asyncio.gather(*closing, self._look_up.close(), self._offsets.close())
+        await asyncio.gather(self._append.close(), self._look_up.close(), self._offsets.close())
 
 
 def newest_error(clients: Iterable[ClientErrors]) -> str | None:

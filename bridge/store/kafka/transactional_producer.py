@@ -402,7 +402,7 @@ class KafkaBatchWriter:
             raise
         self._turn = 1 - self._turn
         self._is_usable = True
-        self.errors.clear()
+        self.errors.last_error = None
         return result
 
     async def close(self) -> None:

@@ -9,10 +9,9 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from bridge.core.errors import StoreTimeout
 from bridge.core.message import Message, MessageQueue
 from bridge.store.kafka import groups, producer
-from bridge.store.kafka import store as module
 from bridge.store.kafka.options import KafkaConfig, Manner
-from bridge.store.kafka.producer import AppendClient
-from bridge.store.kafka.store import BUSY, MANY, KafkaMessageStore
+from bridge.store.kafka.producer import BUSY, MANY, AppendClient
+from bridge.store.kafka.store import KafkaMessageStore
 
 
 async def test_requests_gather_only_where_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,7 +22,7 @@ async def test_requests_gather_only_where_many_wait(monkeypatch: pytest.MonkeyPa
     def put(messages: int, calls: int) -> list[int]:
         for _ in range(calls):
             store.put_many([Message("orders", queue_id=0)] * messages)
-        return [client.waiting for client in (store._append, store._gathered, store._bulk)]
+        return [client.waiting for client in store._append._opened]
 
     assert put(MANY, BUSY) == [0, 0, BUSY]
     assert put(1, BUSY) == [BUSY, 0, BUSY]
@@ -43,12 +42,12 @@ async def test_producer_that_cannot_be_made_is_made_by_a_later_call(monkeypatch:
         made.append(AppendClient(config, manner))
         return made[-1]
 
-    monkeypatch.setattr(module, "AppendClient", make)
+    monkeypatch.setattr(producer, "AppendClient", make)
     store = KafkaMessageStore(KafkaConfig({"bootstrap.servers": "127.0.0.1:1"}))
     with pytest.raises(KafkaException):
         store.open()
     store.put_many([Message("orders", queue_id=0)] * MANY)
-    assert [client.waiting for client in (store._append, store._gathered, store._bulk)] == [0, 0, 1]
+    assert [client.waiting for client in store._append._opened] == [0, 0, 1]
     assert len(made) == 3
     await store.close()
     assert not any(client._thread.is_alive() for client in made)
