@@ -92,10 +92,10 @@ class OwnAddresses(Container[Place]):
             return self._addresses.get((host, port), frozenset())
 
 
-def parse_servers(text: str, port: int = _KAFKA_PORT) -> list[Place]:
-    """Of `host:port,PLAINTEXT://host,[::1]:9093`; `port` where none is named."""
+def parse_servers(text: str) -> list[Place]:
+    """Of `host:port,PLAINTEXT://host,[::1]:9093`; Kafka's port where none is named."""
     found = [_SERVER.fullmatch(server.strip()) for server in text.split(",")]
-    return [(match["six"] or match["host"], int(match["port"] or port)) for match in found if match]
+    return [(match["six"] or match["host"], int(match["port"] or _KAFKA_PORT)) for match in found if match]
 
 
 def _key_of(host: str) -> str:

@@ -275,18 +275,13 @@ class Projector:
         self._owner = owner
         self._config = config or ProjectorConfig()
         self._followers: dict[int, QueueFollower] = {}
-        self._halted: dict[int, str] = {}
+        self.halted: dict[int, str] = {}  # queues that need an operator or a newer release
         self._lease = LeaseHolder(ports.database, ports.clock, _LEASE, owner, self._config.lease_ms)
         self._stopping = asyncio.Event()
         # queues wait for each other here, not at the one writer of SQLite, where others would be sent away
         self._writing = asyncio.Semaphore(1 if ports.database.is_sqlite else _POSTGRES_WRITERS)
         self.is_active = False
         self.quarantined = 0
-
-    @property
-    def halted(self) -> Mapping[int, str]:
-        """Queues that need an operator or a newer release."""
-        return self._halted
 
     def stop(self) -> None:
         """Lets `run_forever` end soon."""
@@ -332,7 +327,7 @@ class Projector:
             except Exception:  # noqa: BLE001 - the loop outlives any error
                 _LOG.exception("projector_failed")
             self.is_active = False
-            self._halted.clear()  # who works now says what halts
+            self.halted.clear()  # who works now says what halts
             await self.ports.clock.sleep_ms(self._config.lease_ms // 3)
 
     async def _work(self) -> None:
@@ -366,7 +361,7 @@ class Projector:
                 _LOG.warning("queue_not_projected", queue=queue_id, reason=str(error))
                 await clock.sleep_ms(config.retry_ms)
             except Exception as error:  # noqa: BLE001 - the loop outlives any error, and says that it is not ready
-                self._halted[queue_id] = f"{type(error).__name__}: {error}"
+                self.halted[queue_id] = f"{type(error).__name__}: {error}"
                 _LOG.exception("projector_failed", queue=queue_id)
                 await clock.sleep_ms(config.retry_ms)
             else:
@@ -385,9 +380,9 @@ class Projector:
         except BaseException as error:
             await self._drop(queue_id)
             if isinstance(error, QueueHalted):
-                self._halted[queue_id] = str(error)
+                self.halted[queue_id] = str(error)
             raise
-        self._halted.pop(queue_id, None)
+        self.halted.pop(queue_id, None)
         self.quarantined += result.quarantined if result else 0
         return result
 

@@ -78,7 +78,6 @@ class CheckCounts:
     asked: int = 0
     answered: Counter[str] = field(default_factory=Counter)
     unanswered: Counter[str] = field(default_factory=Counter)
-    unappended: int = 0  # answered, but perhaps not in the journal
     parked: int = 0
     strange: int = 0
     lateness: Durations = field(default_factory=Durations)

@@ -276,7 +276,6 @@ class Round:
                 counts.count_answer(self._group, resolution.name)
                 self._context.timetable.set_answered(item.ask, moment_of(item.ask.queue_id))
             else:
-                counts.unappended += 1
                 self._postpone(item.ask, self._context.config.append_retry_ms, was_tried=True)
 
     def _postpone(self, ask: DueCheck, delay_ms: int, *, was_tried: bool = False) -> None:

@@ -66,7 +66,7 @@ class RemotingConnection(asyncio.Protocol):
         self._buffer = FrameBuffer(server.config.max_frame_bytes)
         self._held_bytes = 0  # of the budget
         self._transport: asyncio.Transport | None = None
-        self._is_scheduled = False
+        self.is_behind = False  # frames wait for their turn
         now = server.now()
         self._heard_at = self._began_at = now
         self._is_whole = False  # between two frames
@@ -76,11 +76,6 @@ class RemotingConnection(asyncio.Protocol):
     def is_ready(self) -> bool:
         """Whether it reads what it is sent."""
         return self._transport is not None and self._stuck_at is None
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether frames wait for their turn."""
-        return self._is_scheduled
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Counts from now on."""
@@ -96,7 +91,7 @@ class RemotingConnection(asyncio.Protocol):
             self._began_at = now
         self._heard_at = now
         self._buffer.add(data)
-        if not self._is_scheduled:
+        if not self.is_behind:
             self._work()
         if (held := self._count_held()) and self._server.config.budget.is_over(0, held):
             self._server.refuse(self, "too many bytes of frames are held")
@@ -104,14 +99,14 @@ class RemotingConnection(asyncio.Protocol):
     def _work(self) -> None:
         """As many frames as are one turn; of a client that has gone, the ends that had come."""
         frames, end, taken = self._buffer.take(), perf_counter() + _TURN_S, 0
-        self._is_scheduled = False
+        self.is_behind = False
         try:
             for taken, request in enumerate(frames, 1):
                 self.header_type = request.header_type
                 if self._transport is not None or request.code == RequestCode.END_TRANSACTION:
                     self._server.door.take(self, request)
                 if taken == _TURN_FRAMES or perf_counter() >= end:
-                    self._is_scheduled = True
+                    self.is_behind = True
                     break
         except BadFrame as error:
             self._server.refuse(self, str(error))
@@ -121,11 +116,11 @@ class RemotingConnection(asyncio.Protocol):
         if taken:
             self._began_at = self._server.now()
         self._is_whole = not len(self._buffer)
-        if self._is_scheduled:
+        if self.is_behind:
             asyncio.get_running_loop().call_soon(self._go_on)
         if self._transport is None or self._stuck_at is not None:
             return
-        if not self._is_scheduled:
+        if not self.is_behind:
             self._transport.resume_reading()
         elif len(self._buffer) > _MOST_READ_BYTES:
             self._transport.pause_reading()
@@ -136,7 +131,7 @@ class RemotingConnection(asyncio.Protocol):
         self._count_held()
 
     def _forget_rest(self) -> None:
-        if self._transport is None and not self._is_scheduled:
+        if self._transport is None and not self.is_behind:
             self._buffer.clear()
 
     def _count_held(self) -> int:
@@ -159,7 +154,7 @@ class RemotingConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """It reads again."""
         self._stuck_at = None
-        if self._transport is not None and not self._is_scheduled:
+        if self._transport is not None and not self.is_behind:
             self._transport.resume_reading()
 
     def look(self, now: float) -> str | None:

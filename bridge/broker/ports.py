@@ -197,11 +197,11 @@ def stop_process(pid: int, properties_file: Path, timeout_s: float) -> None:
         raise BrokerFailed(f"the broker (process {pid}) belongs to another user", remedy) from error
 
 
-def read_tail(output_file: Path, offset: int, max_bytes: int = 64_000) -> str:
+def read_tail(output_file: Path, offset: int) -> str:
     """What was printed after `offset`, its end only if it is long."""
     with output_file.open("rb") as output:
         end = output.seek(0, os.SEEK_END)
-        output.seek(max(offset, end - max_bytes))
+        output.seek(max(offset, end - 64_000))
         return output.read().decode(errors="replace")
 
 

@@ -199,6 +199,7 @@ class RecentKeys:
 
 _is_key = re.compile(r"[\x20-\x7e]{1,200}").fullmatch
 _NO_LIMIT = 2**62
+_COUNT_EVERY_MS = 5_000
 _NO_MESSAGE = Message("", queue_id=0)
 _PREPARE = Verb.PREPARE  # Python finds the members of an enum only slowly
 
@@ -206,11 +207,10 @@ _PREPARE = Verb.PREPARE  # Python finds the members of an enum only slowly
 class PendingGauge:
     """Read every few seconds; while it cannot be read the last number stands."""
 
-    def __init__(self, database: Database, clock: Clock, limits: Limits, interval_ms: int = 5_000) -> None:
+    def __init__(self, database: Database, clock: Clock, limits: Limits) -> None:
         self._database = database
         self._clock = clock
         self._limits = limits
-        self._interval_ms = interval_ms
         self.count = 0
         self.full_groups: Mapping[str, Refused] = {}  # and why they get nothing new
 
@@ -228,7 +228,7 @@ class PendingGauge:
                 _LOG.warning("pending_not_counted", reason=str(error))
             except Exception:  # noqa: BLE001 - a loop that lives as long as the process
                 _LOG.exception("pending_not_counted")
-            await self._clock.sleep_ms(self._interval_ms)
+            await self._clock.sleep_ms(_COUNT_EVERY_MS)
 
     async def run_once(self) -> int:
         """Reads the number. Raises SqlUnavailable."""

@@ -190,13 +190,8 @@ class Journal:
         self._store = store
         self._kafka_time = kafka_time
         self._max_in_flight = max_in_flight
-        self._in_flight = 0
+        self.in_flight = 0  # records whose fate is not known yet
         self._refusals: dict[int, tuple[str, int]] = {}  # why the last record of a queue was, and when
-
-    @property
-    def in_flight(self) -> int:
-        """Records whose fate is not known yet."""
-        return self._in_flight
 
     def describe_refusals(self) -> str:
         """For operators; nothing where none was for a minute. Callers are only told to come again."""
@@ -233,12 +228,12 @@ class Journal:
 
     def _put(self, messages: Sequence[Message], floors: Mapping[int, int], give: Give) -> None:
         count = len(messages)
-        if not count or self._in_flight + count > self._max_in_flight:
+        if not count or self.in_flight + count > self._max_in_flight:
             give([_BUSY] * count)
             return
 
         def land(results: list[PutResult]) -> None:
-            self._in_flight -= count
+            self.in_flight -= count
             try:
                 results = self._judge(messages, results, floors)
             except Exception:  # noqa: BLE001 - nobody can say what was written
@@ -246,11 +241,11 @@ class Journal:
                 results = [LATE] * count
             give(results)
 
-        self._in_flight += count
+        self.in_flight += count
         try:
             self._store.put_then(messages, land)
         except BaseException:
-            self._in_flight -= count  # none was taken
+            self.in_flight -= count  # none was taken
             raise
 
     def _judge(

@@ -136,13 +136,15 @@ class CurrentRead(Generic[T]):
     value: T | None = None
 
 
+_POLL_MS = 20
+
+
 class ProjectionPositions:
     """Waits until the projection has applied journal positions; one poller for all who wait."""
 
-    def __init__(self, database: Database, clock: Clock, poll_ms: int = 20) -> None:
+    def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
-        self._poll_ms = poll_ms
         self._waiting: dict[asyncio.Future[bool], Ends] = {}
         self._poller: asyncio.Task[None] | None = None
 
@@ -170,7 +172,7 @@ class ProjectionPositions:
                 return
             self._wake(partial(is_behind, positions), is_reached=True)
             if self._waiting:
-                await self._clock.sleep_ms(self._poll_ms)
+                await self._clock.sleep_ms(_POLL_MS)
 
     def _wake(self, is_to_wait: Callable[[Ends], bool], *, is_reached: bool) -> None:
         for future in [f for f, ends in self._waiting.items() if not is_to_wait(ends)]:

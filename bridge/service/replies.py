@@ -203,14 +203,7 @@ _LOG = structlog.get_logger()
 
 FIRST_BACKOFF_MS = 100
 LONGEST_BACKOFF_MS = 5_000
-
-
-@dataclass(frozen=True, slots=True)
-class FollowerConfig:
-    """Bounds of one read."""
-
-    max_records: int = 2_000
-    max_wait_ms: int = 1_000
+_MAX_RECORDS, _MAX_WAIT_MS = 2_000, 1_000  # of one read
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,10 +225,9 @@ class OpFollower:
     Ready only when every end is known: a record produced before could be answered below it.
     """
 
-    def __init__(self, topics: InternalTopics, ports: FollowerPorts, config: FollowerConfig | None = None) -> None:
+    def __init__(self, topics: InternalTopics, ports: FollowerPorts) -> None:
         self.waiters = ports.waiters
-        config = config or FollowerConfig()
-        self._tails = [_QueueTail(MessageQueue(topics.op, n), ports, config) for n in range(topics.queues)]
+        self._tails = [_QueueTail(MessageQueue(topics.op, n), ports) for n in range(topics.queues)]
 
     @property
     def is_ready(self) -> bool:
@@ -272,10 +264,9 @@ class OpFollower:
 class _QueueTail:
     """One queue of the op topic."""
 
-    def __init__(self, queue: MessageQueue, ports: FollowerPorts, config: FollowerConfig) -> None:
+    def __init__(self, queue: MessageQueue, ports: FollowerPorts) -> None:
         self._queue = queue
         self._ports = ports
-        self._config = config
         self._next_offset = -1
         self._reader: QueueReader | None = None
         self._backoff = Backoff(FIRST_BACKOFF_MS, LONGEST_BACKOFF_MS)
@@ -312,7 +303,7 @@ class _QueueTail:
         """Reads what has come, waiting a little for the first; how many records there were. Raises StoreError."""
         if self._reader is None:
             self._reader = await self._open()
-        got = await self._reader.get(self._config.max_records, self._config.max_wait_ms)
+        got = await self._reader.get(_MAX_RECORDS, _MAX_WAIT_MS)
         self._next_offset = got.next_begin_offset
         self._backoff.reset()
         self.is_failing = False

@@ -246,19 +246,14 @@ class Bodies:
         self._packed = PackedBodies()  # what has been held for longer
         self._max_objects = max_objects
         self._next_pack = 2 * max_objects
-        self._held_bytes = 0
-
-    @property
-    def held_bytes(self) -> int:
-        """What the bodies in memory take, about."""
-        return self._held_bytes
+        self.held_bytes = 0  # what the bodies in memory take, about
 
     def keep(self, loaded: LoadedHalf) -> None:
         """Keeps a body that is not known yet if the budget allows it."""
         transaction_id, size = loaded.half.transaction_id, loaded.size
-        if self._held_bytes + size <= self._max_bytes and transaction_id not in self._held:
+        if self.held_bytes + size <= self._max_bytes and transaction_id not in self._held:
             self._held[transaction_id] = loaded if loaded.framed is None else replace(loaded, framed=None)
-            self._held_bytes += size
+            self.held_bytes += size
             if len(self._held) > self._next_pack:
                 self._pack()
 
@@ -266,7 +261,7 @@ class Bodies:
         """Forgets bodies that are not needed any more."""
         for t in transactions:
             held = self._held.pop(t.transaction_id, None)
-            self._held_bytes -= self._packed.drop(t.half) if held is None else held.size
+            self.held_bytes -= self._packed.drop(t.half) if held is None else held.size
 
     def _pack(self) -> None:
         """The oldest ones; large ones stay what they are."""
@@ -274,7 +269,7 @@ class Bodies:
             size = self._packed.put(transaction_id, held.stored)
             if size:
                 del self._held[transaction_id]
-                self._held_bytes += size - held.size
+                self.held_bytes += size - held.size
         self._next_pack = max(2 * self._max_objects, len(self._held) + len(self._held) // 4)
 
     def _get(self, t: Transaction) -> LoadedHalf | None:

@@ -63,15 +63,10 @@ class SqlDirectory:
         self._snapshot = Snapshot()
         self._leases = LeaseTerms()
         self._ended: Mapping[Place, EndpointTerm] = {}
-        self._groups: Mapping[str, ProducerGroup] = {}
+        self.groups: Mapping[str, ProducerGroup] = {}  # all as known now
         self._refreshed_ms: int | None = None
         self._looks = self._taken_look = 0  # how many have begun, and the number of that whose snapshot this is
         self._making = Recent[ProducerGroup](0, clock.monotonic_ms)
-
-    @property
-    def groups(self) -> Mapping[str, ProducerGroup]:
-        """All groups as known now."""
-        return self._groups
 
     @property
     def accepts_prepares(self) -> bool:
@@ -88,21 +83,21 @@ class SqlDirectory:
         return None if self._refreshed_ms is None else self._clock.monotonic_ms() - self._refreshed_ms
 
     def get(self, group: str) -> ProducerGroup | None:
-        return self._groups.get(group)
+        return self.groups.get(group)
 
     def settings_of(self, group: str) -> GroupSettings:
-        known = self._groups.get(group)
+        known = self.groups.get(group)
         return known.settings if known else self._usual
 
     def times_of(self, group: str) -> CheckTimes:
         """When transactions of the group are checked."""
-        known = self._groups.get(group)
+        known = self.groups.get(group)
         return known.settings.times if known else self._usual.times
 
     def find_timeout_s(self, group: str) -> int | None:
         """The group's transaction timeout, if another process may still know another one: None where its settings have
         always been the defaults."""
-        known = self._groups.get(group)
+        known = self.groups.get(group)
         if known is None or (known.updated_ms == known.created_ms and known.settings == DEFAULT_SETTINGS):
             return None
         return -(-known.settings.times.transaction_timeout_ms // 1000)
@@ -137,8 +132,8 @@ class SqlDirectory:
             _LOG.warning("group_made_by_a_prepare", group=group, endpoint="none: `outbox-bridge group put` names one")
         # without the version, so that the next refresh still reads everything
         self._snapshot = replace(self._snapshot, groups={**self._snapshot.groups, group: made})
-        self._groups = self._view()
-        return self._groups[group]
+        self.groups = self._view()
+        return self.groups[group]
 
     async def put_group(
         self, group: str, settings: GroupSettings, urls: Collection[str], act: ActEntry | None = None
@@ -252,7 +247,7 @@ class SqlDirectory:
             _LOG.error("secret_damaged", reason=reason)
         if snapshot is not self._snapshot or ended != self._ended:
             self._snapshot, self._ended = snapshot, ended
-            self._groups = self._view()
+            self.groups = self._view()
 
     def _view(self) -> Mapping[str, ProducerGroup]:
         """The groups as this process acts on them."""

@@ -105,25 +105,14 @@ def read_surroundings(conn: Connection, view: TransactionView) -> tuple[list[Una
     return _read_rounds(conn, view.transaction_id), halt and halt.detail, remark
 
 
-def find_transaction(conn: Connection, transaction_id: str) -> TransactionView | None:
-    """The transaction as far as the projection has applied the log; None if it does not know it."""
-    row = conn.execute(select_views().where(_T.transaction_id == transaction_id)).one_or_none()
-    return find_given_up(conn, [transaction_id]).get(transaction_id) if row is None else make_view(row)
-
-
 def find_many(conn: Connection, transaction_ids: Collection[str]) -> dict[str, TransactionView]:
-    """The known ones of these ids."""
+    """The known ones of these ids, as far as the projection has applied the log."""
     found: dict[str, TransactionView] = {}
     for chunk in chunks(set(transaction_ids), 500):
         for row in conn.execute(select_views().where(_T.transaction_id.in_(chunk))):
             found[row.transaction_id] = make_view(row)
     missing = set(transaction_ids).difference(found)
     return found | find_given_up(conn, missing) if missing else found
-
-
-def find_by_idempotency_key(conn: Connection, group: str, idempotency_key: str) -> TransactionView | None:
-    """The newest transaction of the group with this key."""
-    return find_many_by_key(conn, [(group, idempotency_key)]).get((group, idempotency_key))
 
 
 def find_many_by_key(conn: Connection, pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], TransactionView]:

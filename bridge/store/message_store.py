@@ -157,12 +157,8 @@ class MessageStore(Protocol):
         """First offset whose timestamp is not before `timestamp_ms`; the maximum if there is none."""
         ...
 
-    async def get_consume_offset(self, group: str, queue: MessageQueue) -> int:
-        """What the group committed; -1 if nothing."""
-        ...
-
     async def get_consume_offsets(self, group: str, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, Consumed]:
-        """The same of several queues, for the price of one, with what was noted beside. Raises StoreError."""
+        """What the group committed, and what was noted beside; an offset of -1 if nothing. Raises StoreError."""
         ...
 
     async def put_consume_offset(self, group: str, queue: MessageQueue, offset: int, note: str = "") -> None:

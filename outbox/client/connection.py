@@ -71,21 +71,16 @@ class Lifetime:
 
     def __init__(self) -> None:
         self._under_way = 0
-        self._is_closing = False
+        self.is_closing = False  # nothing new is taken
         self._lock = threading.Lock()
         self._waiting: list[Callable[[], None]] = []
         _OF_THREADS.add(self)
-
-    @property
-    def is_closing(self) -> bool:
-        """Whether nothing new is taken."""
-        return self._is_closing
 
     def __enter__(self) -> None:
         """Something that `close` waits for begins. Raises Closed after it."""
         _look_for_fork()
         with self._lock:
-            if self._is_closing:
+            if self.is_closing:
                 raise Closed("used after close")
             self._under_way += 1
 
@@ -93,7 +88,7 @@ class Lifetime:
         """Ends it; whether this is the first call. What is given is called, from any thread, once nothing goes on."""
         _look_for_fork()
         with self._lock:
-            is_first, self._is_closing = not self._is_closing, True
+            is_first, self.is_closing = not self.is_closing, True
             is_idle = self._under_way == 0
             if not is_idle:
                 self._waiting.append(call_when_idle)

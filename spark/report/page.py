@@ -172,9 +172,9 @@ def show_count(number: int) -> str:
     return f"{number:,}"
 
 
-def show_counted(number: int, thing: str, things: str = "") -> str:
+def show_counted(number: int, thing: str) -> str:
     """How many of what."""
-    return f"{number:,} {thing if number == 1 else things or thing + 's'}"
+    return f"{number:,} {thing if number == 1 else thing + 's'}"
 
 
 def show_duration(ms: int) -> str:

@@ -168,12 +168,11 @@ async def test_consume_offset_is_kept(world: ContractWorld) -> None:
     """-1 before the first commit; then what was committed last, also backwards, for each group alone."""
     queue = await make_queue(world)
     group, store = fresh_name("group"), world.process.store
-    assert await store.get_consume_offset(group, queue) == -1
+    assert await store.get_consume_offsets(group, [queue]) == {queue: Consumed(-1)}
     await store.put_consume_offset(group, queue, 7)
-    assert await store.get_consume_offset(group, queue) == 7
+    assert await store.get_consume_offsets(group, [queue]) == {queue: Consumed(7)}
     await store.put_consume_offset(group, queue, 3, "note")
-    assert await store.get_consume_offset(group, queue) == 3
-    assert await store.get_consume_offset(fresh_name("group"), queue) == -1
+    assert await store.get_consume_offsets(fresh_name("group"), [queue]) == {queue: Consumed(-1)}
     other = MessageQueue(queue.topic, queue.queue_id + 1)
     assert await store.get_consume_offsets(group, [other, queue]) == {other: Consumed(-1), queue: Consumed(3, "note")}
     assert group in await world.process.admin.list_groups()

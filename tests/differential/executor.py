@@ -293,7 +293,8 @@ class Executor:
         return NOTHING
 
     async def _getoffset(self, step: script.GetOffset) -> Any:
-        return await self._world.process.store.get_consume_offset(self._group(step.group), self._queue(step.at))
+        queue = self._queue(step.at)
+        return (await self._world.process.store.get_consume_offsets(self._group(step.group), [queue]))[queue].offset
 
     async def _forgetgroup(self, step: script.ForgetGroup) -> Any:
         if any(group == step.group for _, group, _ in self._members.values()):

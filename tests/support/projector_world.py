@@ -32,7 +32,7 @@ from bridge.sql.tables import (
     transaction_keys,
     transactions,
 )
-from bridge.sql.transactions import find_transaction, read_timeline
+from bridge.sql.transactions import find_many, read_timeline
 from tests.support.settler_world import SettlerWorld, make_settler_world
 
 T = TypeVar("T")
@@ -126,7 +126,8 @@ class ProjectorWorld:
 
     def view(self, name: str, queue_id: int = 0) -> TransactionView | None:
         """What the projection says of a transaction."""
-        return self.query(lambda c: find_transaction(c, self.settlers.id_of(name, queue_id)))
+        transaction_id = self.settlers.id_of(name, queue_id)
+        return self.query(lambda c: find_many(c, [transaction_id])).get(transaction_id)
 
     def timeline(self, name: str, queue_id: int = 0) -> list[TimelineEvent]:
         return self.query(lambda c: read_timeline(c, self.settlers.id_of(name, queue_id)))

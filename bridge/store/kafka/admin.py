@@ -63,10 +63,10 @@ class Asker:
     A client that nobody has answered for too long is replaced; `generation` counts them.
     """
 
-    def __init__(self, config: KafkaConfig, silence: Silence | None = None) -> None:
+    def __init__(self, config: KafkaConfig) -> None:
         self.errors = ClientErrors()
         self.generation = 0
-        self._silence = silence or Silence()
+        self._silence = Silence()
         self._config = config
         self._servers = config.options["bootstrap.servers"]
         self._timeout_s = config.read_timeout_ms / 1000

@@ -186,18 +186,13 @@ class ClientThread:
         self._close_timeout_s = close_timeout_s
         self._loop = asyncio.get_running_loop()
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
-        self._is_closed = False
+        self.is_closed = False  # `close` was called
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._is_closed
-
     def submit(self, call: Callable[[], T]) -> "asyncio.Future[T]":
         """Its result, or what it raised, in a future of the event loop. Raises StoreUnavailable after `close`."""
-        if self._is_closed:
+        if self.is_closed:
             raise StoreUnavailable(f"{self._thread.name} is closed")
         future: asyncio.Future[T] = self._loop.create_future()
         self._calls.put(_Call(call, future))
@@ -205,10 +200,10 @@ class ClientThread:
 
     async def close(self, last: Callable[[], None]) -> None:
         """Runs `last`, then ends the thread. A hanging one is left behind after a while."""
-        if self._is_closed:
+        if self.is_closed:
             return
         done = self.submit(last)
-        self._is_closed = True
+        self.is_closed = True
         self._calls.put(None)
         try:
             async with asyncio.timeout(self._close_timeout_s):

@@ -73,9 +73,9 @@ def split_runs(offsets: Sequence[int]) -> Iterator[Sequence[int]]:
 class LookUpClient:
     """One read at a time. Each has a deadline that counts from when it was asked for."""
 
-    def __init__(self, config: KafkaConfig, silence: Silence | None = None) -> None:
+    def __init__(self, config: KafkaConfig) -> None:
         self.errors = ClientErrors()
-        self._silence = silence or Silence()
+        self._silence = Silence()
         self._config = config
         self._thread = ClientThread("kafka-look-up")
         self._consumer: Consumer | None = None

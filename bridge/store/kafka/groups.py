@@ -258,16 +258,11 @@ class KafkaGroupMember:
         self._changes: asyncio.Queue[GroupChange | BridgeError] = asyncio.Queue()
         self._commits: list[_Commit] = []
         self._owned = _NONE
-        self._is_closing = False
+        self.is_closed = False  # it has left its group, or is about to
         self._unreleased: set[int] = set()
         self._released = threading.Condition()
         self._thread = threading.Thread(target=self._run, name=f"kafka-member-{group}", daemon=True)
         self._thread.start()
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it has left its group, or is about to."""
-        return self._is_closing
 
     async def next_change(self) -> GroupChange:
         change = await self._changes.get()
@@ -286,7 +281,7 @@ class KafkaGroupMember:
 
     async def put_consume_offset(self, queue: MessageQueue, offset: int, note: str = "") -> None:
         """Commits plainly, as a member: while a group has members Kafka takes it from nobody else."""
-        if self._is_closing:
+        if self.is_closed:
             raise StoreUnavailable("the member has left its group")
         future: asyncio.Future[None] = self._loop.create_future()
         self._commits.append(_Commit([TopicPartition(*queue, offset, note)], future))
@@ -297,7 +292,7 @@ class KafkaGroupMember:
             raise StoreTimeout(f"no answer to the consume offset of {self.group}") from None
 
     async def close(self) -> None:
-        self._is_closing = True
+        self.is_closed = True
         with self._released:
             self._released.notify_all()
         await asyncio.to_thread(self._thread.join, CLOSE_TIMEOUT_S)
@@ -319,12 +314,12 @@ class KafkaGroupMember:
         except CLIENT_ERRORS as raised:
             self._tell(make_store_error(error_of(raised)))
         finally:
-            self._is_closing = True
+            self.is_closed = True
             self._lose_all()
             self._tell(StoreUnavailable("the member has left its group"))
 
     def _follow(self, consumer: Consumer) -> None:
-        while not self._is_closing:
+        while not self.is_closed:
             try:
                 record = consumer.poll(POLL_S)
                 error = None if record is None else record.error()
@@ -340,7 +335,7 @@ class KafkaGroupMember:
                 self._give_up(StoreUnavailable(describe(self.errors.fatal)))
 
     def _give_up(self, reason: BridgeError) -> None:
-        self._is_closing = True
+        self.is_closed = True
         self._lose_all()
         self._tell(reason)
 
@@ -370,12 +365,12 @@ class KafkaGroupMember:
         """The rebalance waits in here for `release`; heartbeats go on in the client's own thread."""
         revoked = frozenset([place.partition for place in places])
         self._owned -= revoked
-        if revoked and not self._is_closing:
+        if revoked and not self.is_closed:
             with self._released:
                 self._unreleased |= revoked
                 self._tell(GroupChange(_NONE, revoked, _NONE))
                 is_released = self._released.wait_for(
-                    lambda: self._is_closing or not self._unreleased, self._config.release_timeout_ms / 1000
+                    lambda: self.is_closed or not self._unreleased, self._config.release_timeout_ms / 1000
                 )
                 self._unreleased.clear()
             if not is_released:

@@ -99,9 +99,6 @@ class KafkaMessageStore:
         found = await self._offsets.get_offset_by_time(queue, timestamp_ms)
         return found if found >= 0 else (await self._offsets.get_offsets(queue)).maximum
 
-    async def get_consume_offset(self, group: str, queue: MessageQueue) -> int:
-        return (await self._offsets.get_consume_offsets(group, [queue]))[queue].offset
-
     async def put_consume_offset(self, group: str, queue: MessageQueue, offset: int, note: str = "") -> None:
         member = self._owners.find_member(group) if self._owners else None
         if member is not None:

@@ -186,14 +186,16 @@ class Group:
     offsets: dict[MessageQueue, Consumed] = field(default_factory=dict)
 
 
+_REBALANCE_TIMEOUT_MS = 60_000
+
+
 class GroupCoordinator:
     """Shares the queues of a topic among members: those revoked must be released before others get them."""
 
-    def __init__(self, log: MemoryLog, session_timeout_ms: int = 10_000, rebalance_timeout_ms: int = 60_000) -> None:
+    def __init__(self, log: MemoryLog, session_timeout_ms: int = 10_000) -> None:
         self._log = log
         self._agenda: Agenda = log.agenda
         self._session_timeout_ms = session_timeout_ms
-        self._rebalance_timeout_ms = rebalance_timeout_ms
         self._groups: dict[str, Group] = {}
         self._joined = 0
 
@@ -301,7 +303,7 @@ class GroupCoordinator:
         if revoked:
             member.revocations += 1
             number = member.revocations
-            self._agenda.later(self._rebalance_timeout_ms, lambda: self._insist(name, member, number))
+            self._agenda.later(_REBALANCE_TIMEOUT_MS, lambda: self._insist(name, member, number))
 
     def _insist(self, name: str, member: Membership, number: int) -> None:
         """A member that does not release in time is removed, and joins anew."""

@@ -273,19 +273,14 @@ class Link:
         self.agenda = agenda
         self._faults = faults
         self._is_frozen = False
-        self._is_dead = False
+        self.is_dead = False  # the process has been killed
         self._thawed = Waiters()
         self._lanes: dict[Hashable, int] = {}  # lane -> when its last request arrives
 
     @property
     def is_stopped(self) -> bool:
         """Whether the process stands still, or is dead."""
-        return self._is_frozen or self._is_dead
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether the process has been killed."""
-        return self._is_dead
+        return self._is_frozen or self.is_dead
 
     def freeze(self) -> None:
         """The process stops (SIGSTOP) before its next request or at its next answer; what was sent goes on."""
@@ -298,14 +293,14 @@ class Link:
 
     def kill(self) -> None:
         """SIGKILL: whatever its tasks still try, `finally` blocks included, is cancelled at its first await."""
-        self._is_dead = True
+        self.is_dead = True
         self._thawed.wake()
 
     async def pause(self) -> None:
         """Lets others run, and waits while the process is frozen; a dead one goes no further."""
         await asyncio.sleep(0)
         while self.is_stopped:
-            if self._is_dead:
+            if self.is_dead:
                 raise asyncio.CancelledError
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._thawed.add(future)

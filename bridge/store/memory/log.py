@@ -100,11 +100,10 @@ class MemoryLog:
             raise LogError(Code.TOPIC_AUTHORIZATION_FAILED, queue.topic)
         return partition
 
-    def each_partition(self, accepts: Callable[[Topic], bool] = lambda topic: True) -> Iterator[Partition]:
-        """All queues of all topics that are accepted, in order of creation."""
+    def each_partition(self) -> Iterator[Partition]:
+        """All queues of all topics, in order of creation."""
         for topic in self.topics.values():
-            if accepts(topic):
-                yield from topic.partitions
+            yield from topic.partitions
 
 
 def clean(log: MemoryLog) -> None:

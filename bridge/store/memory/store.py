@@ -238,9 +238,6 @@ class MemoryStore:
 
         return await self._read(queue, look_up)
 
-    async def get_consume_offset(self, group: str, queue: MessageQueue) -> int:
-        return (await self.get_consume_offsets(group, [queue]))[queue].offset
-
     async def get_consume_offsets(self, group: str, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, Consumed]:
         find = self._cluster.groups.get_offset
         return {queue: await self._read(queue, partial(find, group, queue)) for queue in queues}

@@ -31,10 +31,8 @@ from bridge.sql.search import SearchFilter, search_transactions
 from bridge.sql.tables import group_counts, timeline_events, transaction_keys, transactions
 from bridge.sql.transactions import (
     count_live,
-    find_by_idempotency_key,
     find_many,
     find_many_by_key,
-    find_transaction,
     read_timeline,
 )
 
@@ -238,9 +236,6 @@ async def test_newest_transaction_of_a_key_is_found(database: Database) -> None:
     """A key may be used again when everybody has forgotten the first one (30, 31)."""
     rows = [make(1, idempotency_key="a"), make(2, idempotency_key="a"), make(3, "bank", idempotency_key="a"), make(4)]
     await database.run(lambda conn: put(conn, rows))
-    found = await database.read(lambda conn: find_by_idempotency_key(conn, "shop", "a"))
-    assert found is not None
-    assert found.transaction_id == id_of(2)
     pairs = [("shop", "a"), ("bank", "a"), ("bank", "b")]
     many = await database.read(lambda conn: find_many_by_key(conn, pairs))
     assert {pair: view.transaction_id for pair, view in many.items()} == {pairs[0]: id_of(2), pairs[1]: id_of(3)}
@@ -251,7 +246,6 @@ async def test_many_ids_are_looked_up_at_once(database: Database) -> None:
     await database.run(lambda conn: put(conn, [make(n) for n in range(1_200)]))
     found = await database.read(lambda conn: find_many(conn, [id_of(n) for n in range(1_100, 2_000)]))
     assert sorted(int(i) for i in found) == list(range(1_100, 1_200))
-    assert await database.read(lambda conn: find_transaction(conn, id_of(5_000))) is None
     assert await database.read(lambda conn: read_timeline(conn, id_of(5_000))) == []
 
 

@@ -28,9 +28,9 @@ async def test_consume_offset_is_read_from_the_new_coordinator() -> None:
         try:
             await store.put_consume_offset("shop", QUEUE, 7)
             gate = broker.proxy.hold(OFFSET_FETCH, is_reply=True)
-            reading = asyncio.create_task(store.get_consume_offset("shop", QUEUE))
+            reading = asyncio.create_task(store.get_consume_offsets("shop", [QUEUE]))
             reply = await asyncio.to_thread(gate.wait_caught)
             gate.replace(with_group_error(reply, KafkaError.NOT_COORDINATOR))
-            assert await reading == 7
+            assert (await reading)[QUEUE].offset == 7
         finally:
             await store.close()

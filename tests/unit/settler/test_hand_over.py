@@ -290,7 +290,7 @@ def test_status_and_consume_offset_show_how_a_queue_stands() -> None:
         assert status.held_bytes > 500
         assert 0 <= memory.clock.now_ms() - status.journal_ms <= 60_000
         journal = MessageQueue(world.settlers.topics.half, 0)
-        assert await memory.store.get_consume_offset(world.settlers.topics.group, journal) == 3
+        assert (await memory.store.get_consume_offsets(world.settlers.topics.group, [journal]))[journal].offset == 3
         await world.end(running)
 
     world.settlers.run(story())

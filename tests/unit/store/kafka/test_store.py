@@ -76,6 +76,6 @@ async def test_question_for_a_group_is_never_asked_for_ever(monkeypatch: pytest.
     monkeypatch.setattr(groups.time, "sleep", lambda seconds: sleep(10 * seconds))
     store = KafkaMessageStore(KafkaConfig({"bootstrap.servers": "127.0.0.1:1"}, read_timeout_ms=300))
     with pytest.raises(StoreTimeout):
-        await store.get_consume_offset("group", MessageQueue("orders", 0))
+        await store.get_consume_offsets("group", [MessageQueue("orders", 0)])
     assert [timeout >= 0 for timeout in asked] == [True, True]
     await store.close()

@@ -8,7 +8,7 @@ from bridge.core.errors import StoreUnavailable
 from bridge.core.message import MessageQueue
 from bridge.store.memory.process import MemoryProcess
 from bridge.store.memory.store import MemoryGroupMember
-from bridge.store.message_store import GroupChange
+from bridge.store.message_store import Consumed, GroupChange
 from tests.support.memory_world import MemoryWorld, make_memory_world
 
 GROUP = "settlers"
@@ -152,7 +152,7 @@ async def test_strangers_cannot_commit_for_a_live_group() -> None:
     await process.store.put_consume_offset(GROUP, queue, 6)
     await member.close()
     await world.store.put_consume_offset(GROUP, queue, 4)
-    assert await world.store.get_consume_offset(GROUP, queue) == 4
+    assert await world.store.get_consume_offsets(GROUP, [queue]) == {queue: Consumed(4)}
 
 
 async def test_deleted_offsets_are_gone() -> None:
@@ -161,4 +161,4 @@ async def test_deleted_offsets_are_gone() -> None:
     queue = MessageQueue(TOPIC, 0)
     await world.store.put_consume_offset(GROUP, queue, 5)
     world.cluster.groups.delete_offsets(GROUP)
-    assert await world.store.get_consume_offset(GROUP, queue) == -1
+    assert await world.store.get_consume_offsets(GROUP, [queue]) == {queue: Consumed(-1)}
