@@ -74,12 +74,9 @@ class OwnershipProof:
             return "the group has no secret that calls can be signed with"
         reply = await self._caller.call(EndpointCall(url, headers, body.encode(), _TIMEOUT_MS, _MOST_BYTES))
         if reply.failure is not None:
-            return f"the endpoint did not answer the challenge: {reply.failure}" + _show_status(reply.status)
+            status = f" {reply.status}" if reply.status else ""
+            return f"the endpoint did not answer the challenge: {reply.failure}{status}"
         return None if is_echo(reply.body, challenge) else "the endpoint did not send the challenge back"
-
-
-def _show_status(status: int) -> str:
-    return f" {status}" if status else ""
 
 
 # --- attacks a group's endpoints with calls as the checker makes them, and with calls that it would never make ---

@@ -21,6 +21,8 @@ from typing import Final, NamedTuple
 
 from outbox.client.checks import (
     TOLERANCE_SECONDS,
+    Answer,
+    AsyncAnswer,
     Check,
     CheckCall,
     SignatureVerifier,
@@ -35,9 +37,6 @@ from outbox.client.listener import Answered, read_answered
 
 _LOG: Final = logging.getLogger("outbox")
 _READ_ONLY: Final = " reason=its database takes no writes, as a standby: give the check endpoint the primary"
-
-Answer = Callable[[Sequence[Check], Tell], None]
-AsyncAnswer = Callable[[Sequence[Check], Tell], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.util import ScopedRegistry
 
-from outbox.client.checks import Check, Tell
+from outbox.client.checks import Answer, AsyncAnswer, Check, Tell
 from outbox.client.errors import LocalTransactionBarred, Misuse, OutboxConfigError, TableMissing
 from outbox.client.listener import Answered, Remarked, Resolution
 from outbox.tables import (
@@ -345,34 +345,6 @@ class RecordConfig:
             raise OutboxConfigError("limits of transaction records must be above 0")
 
 
-class RecordAnswers:
-    """Answers checks from the records of one database."""
-
-    def __init__(self, engine: Engine, table: sa.Table, config: RecordConfig) -> None:
-        self._engine = engine
-        self._table = table
-        self._config = config
-
-    def __call__(self, checks: Sequence[Check], tell: Tell) -> None:
-        """Tells what is known as it becomes known. Raises SQLAlchemyError where the database fails."""
-        with self._engine.connect() as conn:
-            _look_up(conn, self._table, self._config, checks, tell)
-
-
-class AsyncRecordAnswers:
-    """The same on an async engine."""
-
-    def __init__(self, engine: "AsyncEngine", table: sa.Table, config: RecordConfig) -> None:
-        self._engine = engine
-        self._table = table
-        self._config = config
-
-    async def __call__(self, checks: Sequence[Check], tell: Tell) -> None:
-        """Tells what is known as it becomes known. Raises SQLAlchemyError where the database fails."""
-        async with self._engine.connect() as conn:
-            await conn.run_sync(_look_up, self._table, self._config, checks, tell)
-
-
 class TransactionRecord:
     """The records of one table. Its sessions and engines must be those of the local transactions' database."""
 
@@ -398,11 +370,16 @@ class TransactionRecord:
             raise_missing(error, conn, self.table, "make_record_table")
             raise
 
-    def answers(self, engine: Engine) -> RecordAnswers:
-        """What a CheckHandler asks."""
+    def answers(self, engine: Engine) -> Answer:
+        """What a CheckHandler asks. It raises SQLAlchemyError where the database fails."""
         if hasattr(engine, "sync_engine") or not hasattr(engine, "connect"):
             raise Misuse("checks are answered from an Engine; one of asyncio needs an AsyncTransactionRecord")
-        return RecordAnswers(engine, self.table, self._config)
+
+        def answer(checks: Sequence[Check], tell: Tell) -> None:
+            with engine.connect() as conn:
+                _look_up(conn, self.table, self._config, checks, tell)
+
+        return answer
 
     def clean(self, engine: Engine) -> int:
         """Deletes a bounded number of old records; how many. Call it again while it is not 0."""
@@ -424,11 +401,16 @@ class AsyncTransactionRecord:
         run = find_run(session, "TransactionRecord")
         await run(lambda given: self._record.write(given, transaction_id, producer_group))
 
-    def answers(self, engine: "AsyncEngine") -> AsyncRecordAnswers:
-        """What an AsyncCheckHandler asks."""
+    def answers(self, engine: "AsyncEngine") -> AsyncAnswer:
+        """What an AsyncCheckHandler asks. It raises SQLAlchemyError where the database fails."""
         if not hasattr(engine, "sync_engine"):
             raise Misuse("checks are answered from an AsyncEngine; an Engine needs a TransactionRecord")
-        return AsyncRecordAnswers(engine, self.table, self._config)
+
+        async def answer(checks: Sequence[Check], tell: Tell) -> None:
+            async with engine.connect() as conn:
+                await conn.run_sync(_look_up, self.table, self._config, checks, tell)
+
+        return answer
 
     async def clean(self, engine: "AsyncEngine") -> int:
         """Deletes a bounded number of old records; how many. Call it again while it is not 0."""

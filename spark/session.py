@@ -53,7 +53,7 @@ def start_session(
     builder = SparkSession.builder.appName("outbox-bridge-report")
     for name, value in _SETTINGS.items():
         builder = builder.config(name, value)
-    if not _is_submitted():
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # else `spark-submit` has started it, and said where to run
         _check_java()
         builder = builder.master(f"local[{cores or '*'}]").config("spark.driver.memory", f"{memory_mb}m")
         builder = builder.config("spark.driver.extraJavaOptions", java_flags(memory_mb, is_brief=is_brief))
@@ -110,11 +110,6 @@ def _stop(session: SparkSession) -> None:
 
 def _wrong_spark(found: str) -> Indeterminate:
     return Indeterminate(f"this job does not know Spark {found}", f"Install pyspark=={SPARK_VERSION}.")
-
-
-def _is_submitted() -> bool:
-    """Whether `spark-submit` started this process, and has said where to run."""
-    return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def _check_java() -> None:

@@ -44,7 +44,6 @@ from api.cli.output import (
 )  # fmt: skip
 from api.cli.repairs import AUDIT, DONE, NOT_NEEDED, WANTED, find_run, find_runs, read_proposals, work_through
 from bridge.broker.jars import (
-    FetchProgress,
     JarSet,
     MavenRepository,
     Report,
@@ -211,14 +210,11 @@ def _find_java_parts(databases: Iterable[str]) -> tuple[Java, str]:
         if not _JAVA_VERSIONS[0] <= java.major <= _JAVA_VERSIONS[1]:
             reason = f"{java.path} is Java {java.major}, on which Spark does not run"
             raise CommandFailed(NO_VERDICT, reason, _JAVA_REMEDY)
-        return java, ",".join(map(str, driver_jars(databases, _tell_jar)))
+        jars = driver_jars(databases, lambda jar: say(f"fetched {jar.name} ({jar.fetched} of {jar.total})"))
+        return java, ",".join(map(str, jars))
     except BrokerError as error:
         remedy = _JAVA_REMEDY if isinstance(error, JavaMissing) else error.remedy
         raise CommandFailed(NO_VERDICT, error.reason, remedy) from error
-
-
-def _tell_jar(progress: FetchProgress) -> None:
-    say(f"fetched {progress.name} ({progress.fetched} of {progress.total})")
 
 
 report = typer.Typer(

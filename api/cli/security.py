@@ -95,7 +95,7 @@ def create(  # noqa: PLR0913, PLR0917 - what the user can give is an option
     """
     grants = _read_grants(allow, producer, admin=admin)
     body = {"label": label, "expires_in_seconds": None if expires is None else _read_life(expires)}
-    is_put = bool(grants) or not _exists(url, principal)
+    is_put = bool(grants) or all(known["name"] != principal for known in call(url, "GET", _PATH).members["principals"])
     if is_put:
         call(url, "PUT", f"{_PATH}/{quoted(principal)}", body={"grants": grants})
     try:
@@ -148,10 +148,6 @@ def delete(principal: PrincipalArgument, url: UrlOption = DEFAULT_URL) -> None:
     """Remove a principal with all its keys."""
     call(url, "DELETE", f"{_PATH}/{quoted(principal)}")
     say(f"deleted {principal}", "green")
-
-
-def _exists(url: str, principal: str) -> bool:
-    return any(known["name"] == principal for known in call(url, "GET", _PATH).members["principals"])
 
 
 def _spread(principal: Row) -> list[dict[str, Any]]:

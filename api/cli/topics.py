@@ -140,16 +140,13 @@ class _Tail:
         described = (await self._parts.admin.describe_topics([self._name]))[self._name]
         queues = [MessageQueue(self._name, queue_id) for queue_id in range(described.queues if described else 0)]
         reading = asyncio.ensure_future(_gather([self._read(queue, from_beginning, follow) for queue in queues]))
-        enough = asyncio.ensure_future(self._wait_enough())
+        enough = asyncio.ensure_future(self._enough.wait())
         await asyncio.wait({reading, enough}, return_when=asyncio.FIRST_COMPLETED)
         enough.cancel()
         if self._left == 0:
             reading.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await reading
-
-    async def _wait_enough(self) -> None:
-        await self._enough.wait()
 
     async def _read(self, queue: MessageQueue, from_beginning: bool, follow: bool) -> None:
         offsets = await self._parts.store.get_offsets(queue)

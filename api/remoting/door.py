@@ -375,7 +375,7 @@ class Door:
         return await _ask_together(asked, ask)
 
     def _end(self, peer: Requester, request: RemotingCommand) -> None:
-        call = read_end(request, self._read_nonce)
+        call = read_end(request, lambda nonce, transaction_id: self._parts.nonces().read(nonce, transaction_id))
         refused = None
         if call is None:
             self.totals.strange_ends += 1
@@ -389,9 +389,6 @@ class Door:
             self._ends.add(_End(call, peer.caller.rights, None if request.is_one_way else (peer, request)))
         if refused is not None:
             reply(peer, request, request.answer(*refused))
-
-    def _read_nonce(self, nonce: str, transaction_id: str) -> int | None:
-        return self._parts.nonces().read(nonce, transaction_id)
 
     @staticmethod
     def _answer_end(peer: Requester, request: RemotingCommand, answer: EndAnswer) -> None:

@@ -339,7 +339,7 @@ class Admission:
         refused = [refusal or self._refuse_group(call.group) for call, refusal in zip(calls, refused, strict=True)]
         left = [call for call, refusal in zip(calls, refused, strict=True) if refusal is None]
         await self._learn_topics(left, deadline)
-        found = iter(await self._in_turns(self._check_destinations, left))
+        found = iter(await self._in_turns(lambda call: self._destinations.check(call.messages), left))
         refused = [refusal or next(found) for refusal in refused]
         groups = {call.group for call, refusal in zip(calls, refused, strict=True) if refusal is None}
         refused_groups = await self._learn_groups(groups, deadline, new_group)
@@ -370,9 +370,6 @@ class Admission:
 
     def _check_content(self, call: PrepareCall) -> Refused | None:
         return refuse_call(call, self.limits, is_known=self.directory.get(call.group) is not None)
-
-    def _check_destinations(self, call: PrepareCall) -> Refused | None:
-        return self._destinations.check(call.messages)
 
     async def _learn_topics(self, calls: Sequence[PrepareCall], deadline: Deadline) -> None:
         """Looks up topics that are not known. Groups that are not known count as one: anybody can invent them."""

@@ -15,7 +15,7 @@ from bridge.service.operate import Who
 from bridge.service.reads import CurrentReads, refuse_read
 from bridge.sql.access import ActEntry
 from bridge.sql.directory import SqlDirectory
-from bridge.sql.groups import GroupDeletion, GroupHealth
+from bridge.sql.groups import GroupDeletion, GroupHealth, settings_values
 from bridge.sql.leases import EndpointLease, EndpointTerm, Registration
 from bridge.sql.transactions import count_live
 
@@ -244,20 +244,9 @@ def describe(group: ProducerGroup) -> Mapping[str, object]:
 
 
 def _describe_put(settings: GroupSettings, urls: Sequence[str]) -> Mapping[str, object]:
-    times, calls = settings.times, settings.calls
-    return {
-        "endpoints": list(urls),
-        "transaction_timeout_ms": times.transaction_timeout_ms,
-        "interval_ms": times.interval_ms,
-        "max_checks": times.max_checks,
-        "max_lifetime_ms": times.max_lifetime_ms,
-        "call_timeout_ms": calls.call_timeout_ms,
-        "batch_size": calls.batch_size,
-        "concurrency": calls.concurrency,
-        "mode": calls.mode.value,
-        "when_exhausted": settings.when_exhausted.value,
-        "accept_prepares": settings.accepts_prepares,
-    }
+    values = settings_values(settings)
+    del values["accepts_prepares"]
+    return {"endpoints": list(urls), **values, "accept_prepares": settings.accepts_prepares}
 
 
 def refuse_sql(error: SqlUnavailable) -> Refused:

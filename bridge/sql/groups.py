@@ -99,7 +99,7 @@ def put_group(
     """Creates the group, or replaces settings and static endpoints; leased endpoints stay, disabled ones come back."""
     key_id = find_key_in_use(conn)  # first of all, as whoever changes it does: else they would wait for each other
     is_created = ensure_group(conn, name, now_ms)
-    values = {**_settings_values(settings), "updated_ms": now_ms}
+    values = {**settings_values(settings), "updated_ms": now_ms}
     conn.execute(sa.update(producer_groups).where(producer_groups.c.name == name).values(**values))
     conn.execute(sa.delete(endpoints).where(endpoints.c.producer_group == name, endpoints.c.is_leased == sa.false()))
     conn.execute(sa.update(endpoints).where(endpoints.c.producer_group == name).values(disabled_reason=None))
@@ -115,7 +115,7 @@ def put_group(
 
 def ensure_group(conn: Connection, name: str, now_ms: int, settings: GroupSettings = DEFAULT_SETTINGS) -> bool:
     """Creates the group with these settings, no endpoint and no secret; False if it is there."""
-    values = {"name": name, **_settings_values(settings), "created_ms": now_ms, "updated_ms": now_ms}
+    values = {"name": name, **settings_values(settings), "created_ms": now_ms, "updated_ms": now_ms}
     upsert = make_upsert(conn, producer_groups).values(values).on_conflict_do_nothing(index_elements=["name"])
     if conn.execute(upsert.returning(producer_groups.c.name)).first() is None:
         return False
@@ -265,7 +265,8 @@ def _make_group(row: sa.Row[Any], urls: Sequence[Endpoint], signing: Sequence[st
     return ProducerGroup(row.name, settings, tuple(urls), tuple(signing), row.created_ms, row.updated_ms)
 
 
-def _settings_values(settings: GroupSettings) -> dict[str, object]:
+def settings_values(settings: GroupSettings) -> dict[str, object]:
+    """What is stored of them, by column; a pause of checks has its own statement."""
     times, calls = settings.times, settings.calls
     return {
         "transaction_timeout_ms": times.transaction_timeout_ms,

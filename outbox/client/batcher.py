@@ -238,7 +238,7 @@ class ThreadBatcher(Batcher[_Thread]):
         if not self._may_send(is_patient=is_patient):
             return
         batch = self._take()
-        sender = max(batch, key=_deadline_of)
+        sender = max(batch, key=lambda waiting: waiting.deadline_s)
         sender.batch = batch
         sender.woken.release()
 
@@ -270,7 +270,3 @@ class ThreadBatcher(Batcher[_Thread]):
                 self._pass_on()
             elif not waiting.is_sent and waiting in self._waiting:
                 self._waiting.remove(waiting)
-
-
-def _deadline_of(waiting: _Waiting) -> float:
-    return waiting.deadline_s

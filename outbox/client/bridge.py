@@ -17,8 +17,6 @@ from outbox.client.block import (
 from outbox.client.caller import BridgeClient
 from outbox.client.calls import PrepareOptions, check_group, check_options
 from outbox.client.check_source import (
-    Answer,
-    AsyncAnswer,
     AsyncEndpointLease,
     AsyncPullWorker,
     EndpointLease,
@@ -26,6 +24,7 @@ from outbox.client.check_source import (
     PullConfig,
     PullWorker,
 )
+from outbox.client.checks import Answer, AsyncAnswer
 from outbox.client.config import BridgeConfig
 from outbox.client.connection import LoopConnection, ThreadConnection, run_now
 from outbox.client.errors import Misuse, OutboxConfigError

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Self, TypeAlias, TypeVar
 
 from outbox.client.calls import Call, Request, claim_call, end_call, leave_call, register_call
-from outbox.client.checks import Check, Tell, read_call
+from outbox.client.checks import Answer, AsyncAnswer, Check, Tell, read_call
 from outbox.client.config import check_count, check_seconds
 from outbox.client.connection import LoopConnection, OwnThreads, ThreadConnection, run_now
 from outbox.client.errors import Closed, Misuse, NotFound, NotPullMode, OutboxConfigError, OutboxError, Refused
@@ -33,8 +33,6 @@ _MAX_WAIT_S: Final = 10.0  # an exchange gets this and its slack
 _EXCHANGE_S: Final = 5.0
 _MAX_LEASE_S: Final = 3_600.0
 
-Answer: TypeAlias = Callable[[Sequence[Check], Tell], None]
-AsyncAnswer: TypeAlias = Callable[[Sequence[Check], Tell], Awaitable[None]]
 Ask: TypeAlias = Callable[[Call | Request, float | None], Awaitable[Reply]]
 
 

@@ -8,10 +8,11 @@ import hashlib
 import hmac
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from typing import TypeAlias
 
 from outbox.client.errors import CallRefused, OutboxConfigError, SignatureRefused
 from outbox.client.listener import Answered, read_answered, tidy_remark
@@ -50,6 +51,8 @@ class CheckCall:
 
 Tell = Callable[[Check, Answered], None]
 """Takes each answer as soon as it is known; a check without an answer is left out of the reply."""
+Answer: TypeAlias = Callable[[Sequence[Check], Tell], None]
+AsyncAnswer: TypeAlias = Callable[[Sequence[Check], Tell], Awaitable[None]]
 
 
 def decode_call(body: bytes) -> CheckCall:

@@ -26,7 +26,8 @@ import httpx2
 
 from outbox import Bridge, TransactionState, TransactionView
 from outbox.asgi import CheckApp
-from outbox.check_handler import Answer, AsyncAnswer, AsyncCheckHandler, CheckHandler
+from outbox.check_handler import AsyncCheckHandler, CheckHandler
+from outbox.client.checks import Answer, AsyncAnswer
 from outbox.testing.process import AppServer, BridgeProcess
 
 

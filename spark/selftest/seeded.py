@@ -361,7 +361,8 @@ class RecordBuilder:
             lost = given.get("lost")
             receipts = planted.shown + ([Receipt(self.stage.real(lost[0]), *lost[1:])] if lost else [])
             receipts = receipts[::-1] if given.get("is_reversed") else receipts
-        half_index = next((i for i, s in enumerate(journal_steps(planted)) if _is_half(s)), None)
+        halves = (s.name == "half" and not s.options.get("is_void") for s in journal_steps(planted))
+        half_index = next((i for i, is_half in enumerate(halves) if is_half), None)
         transaction = Transaction(
             planted.tx,
             given.get("grp", planted.tale.group),
@@ -422,10 +423,6 @@ def _half_of(
 def journal_steps(planted: Planted, *, is_late: bool = False) -> list[ScenarioStep]:
     """Its steps in the journal: those in their turn, or those that are late."""
     return [step for step in planted.tale.steps if step.name in _JOURNAL and step.is_late is is_late]
-
-
-def _is_half(step: ScenarioStep) -> bool:
-    return step.name == "half" and not step.options.get("is_void")
 
 
 def _cause(planted: Planted, given: Mapping[str, Any]) -> int:
