@@ -9,7 +9,7 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -68,19 +68,8 @@ _SCRAPERS = 64  # connections to a port for metrics
 # The projector reads everything and nobody waits for a single record: fewer, fuller answers of the broker.
 _GATHERING = {"fetch.min.bytes": 64 * 1024, "fetch.wait.max.ms": 50}
 
-
 Face = Callable[[TransactionService], TransactionService]
-
-
-@dataclass(frozen=True, slots=True)
-class Embedding:
-    """For a bridge in another program's process, whose signals are not its own.
-
-    `face`: what stands between the HTTP application and the service.
-    """
-
-    face: Face
-
+"""What stands between the HTTP application and the service."""
 
 _PROJECTOR_ALONE = Roles(api=False, settler=False, projector=True)
 _PROJECTOR_NICENESS = 5  # where processors are short, search may lag; orders must not
@@ -156,11 +145,12 @@ async def run_roles(
     *,
     on_ready: Callable[[str], None] | None = None,
     stop: asyncio.Event | None = None,
-    guest: Embedding | None = None,
+    guest: Face | None = None,
 ) -> None:
     """Runs the parts of the bridge until SIGTERM, SIGINT or `stop`. Raises ConfigError before anything began.
 
-    Stops in this order: intake, checks, settler, projector, clients, SQL. `guest`: in a process that is not its own.
+    Stops in this order: intake, checks, settler, projector, clients, SQL. `guest`: in another
+    program's process, whose signals are not its own.
     """
     stop = stop or asyncio.Event()
     if guest is None:
@@ -173,7 +163,7 @@ async def run_roles(
         if not await finish_unless(stop, process.start(roles)):
             return
         reach(FaultPoint.START_LOOPS)
-        servers = await process.make_servers(guest.face if guest is not None else None)
+        servers = await process.make_servers(guest)
         doors = process.make_doors()
         serving = asyncio.create_task(_serve([*servers, *doors], stop))
         telling = asyncio.create_task(_tell_ready(process, servers[0], settings, on_ready))
@@ -306,7 +296,7 @@ class _Process:
         with contextlib.suppress(StoreError):
             refuse_denied(await find_denied(self._kafka.admin, roles, internal_topics(self._settings)))
 
-    async def make_servers(self, face: Face | None = None) -> Sequence[ApiServer]:
+    async def make_servers(self, face: Face | None) -> Sequence[ApiServer]:
         """The HTTP side: the whole API, or health alone where the process has no api role; metrics, if apart."""
         limits, http, node = self._settings.limits, self._settings.http, self.node
         certificates = self._certificates = self._open_certificates(http.tls)

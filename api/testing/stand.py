@@ -17,7 +17,7 @@ from api.settings import Settings
 from api.web.app import create_app
 from api.web.request import Services
 from api.web.server import ApiServer, ServeConfig
-from api.wiring import Embedding, KafkaParts, parse_roles, run_roles
+from api.wiring import KafkaParts, parse_roles, run_roles
 from bridge.broker.dev_broker import DevBroker
 from bridge.clock import Clock, Timer
 from bridge.core.grants import EVERYTHING, Rights
@@ -384,8 +384,7 @@ class KafkaStand(Stand):
         self._parts = KafkaParts(settings)
         try:
             roles = parse_roles("api,settler,projector")
-            guest = Embedding(self._put_between)
-            await run_roles(settings, roles, on_ready=on_started, stop=self._stop, guest=guest)
+            await run_roles(settings, roles, on_ready=on_started, stop=self._stop, guest=self._put_between)
         finally:
             await self._parts.close()
 
