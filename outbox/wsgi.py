@@ -20,7 +20,6 @@ class CheckApp:
         self._handler = handler
 
     def __call__(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
-        """One request."""
         reply = self._respond(environ)
         start_response(f"{reply.status} {HTTPStatus(reply.status).phrase}", reply.headers)
         return [reply.body]

@@ -275,7 +275,6 @@ def _refuse_untestable(url: str, name: str) -> None:
 
 
 def _ask_user(wish: str) -> None:
-    """Waits until it is done."""
     typer.prompt(f"{wish}, then press Enter", default="", show_default=False, err=True)
 
 

@@ -159,8 +159,6 @@ def _cut_trace(head: bytes) -> tuple[bytes, Sequence[Header]]:
 
 
 class _Passage:
-    """A request on the short way."""
-
     __slots__ = ("_finish", "_known", "_road", "_started", "_trace", "_usage", "is_over", "request_id")
 
     def __init__(self, road: Road, found: Found, usage: Usage | None, finish: Finish) -> None:
@@ -176,7 +174,6 @@ class _Passage:
         road.traffic.budget.used += known.body_bytes
 
     def leave(self) -> None:
-        """Gives back what it holds."""
         self.is_over = True
         self._road.traffic.in_flight -= 1
         if self._usage is not None:
@@ -184,7 +181,6 @@ class _Passage:
         self._road.traffic.budget.used -= self._known.body_bytes
 
     def find_trace(self) -> Sequence[Header]:
-        """Of the caller, if he named one."""
         return self._trace
 
     def give(self, told: HttpAnswer | Problem) -> None:

@@ -362,7 +362,6 @@ class Admission:
         return _FULL if self._pending.is_full else None
 
     def _refuse_group(self, name: str) -> Refused | None:
-        """Why a group may have nothing new."""
         group = self.directory.get(name)
         if group is not None and not group.settings.accepts_prepares:
             return _SWITCHED_OFF

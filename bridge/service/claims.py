@@ -215,7 +215,6 @@ class ClaimService:
             raise
 
     async def _fill(self, checks: Sequence[PullCheck]) -> Sequence[ClaimedCheck] | Refused:
-        """The checks with what they ask about."""
         deadline = Deadline.after(self._clock, self._config.read_wait_ms)
         read = await self._reads.find([check.transaction_id for check in checks], deadline)
         if read.value is None:

@@ -234,7 +234,6 @@ class _LoneEnd(LoneCall[Settled]):
         self._request = ender.follower.waiters.open_one(call.transaction_id, self)
 
     def make_record(self, topic: str, born_ms: int) -> Message:
-        """What is appended."""
         return _make_record(self.call, self._request, topic, born_ms)
 
     def land(self, results: Sequence[PutResult]) -> None:

@@ -435,8 +435,6 @@ class _Batch:
 
 
 class _LonePrepare(LoneCall[PrepareAnswer]):
-    """A plain prepare of one call."""
-
     __slots__ = ("_preparer", "_stored")
 
     def __init__(self, preparer: Preparer, stored: _Stored, answer: Callable[[PrepareAnswer], None]) -> None:
@@ -445,7 +443,6 @@ class _LonePrepare(LoneCall[PrepareAnswer]):
         self._stored = stored
 
     def land(self, results: Sequence[PutResult]) -> None:
-        """The report of its record has come."""
         self.give(self._preparer.tell(self._stored, results[0]))
 
     def give_up(self) -> None:

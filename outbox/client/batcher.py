@@ -90,7 +90,6 @@ class Batcher(Generic[W]):
         return taken
 
     def _note_end(self, taken: Sequence[W]) -> None:
-        """Of a request."""
         self._requests_under_way -= 1
         self._calls_under_way -= len(taken)
 

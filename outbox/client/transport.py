@@ -269,11 +269,9 @@ class _LoopConnection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by the loop."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by class
 
     def data_received(self, data: bytes) -> None:
-        """Called by the loop."""
         if self._reader is None or self._whole is None or self._whole.done():
             self.abort()  # nothing was asked
             return
@@ -284,7 +282,6 @@ class _LoopConnection(asyncio.Protocol):
             self._whole.set_exception(error)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Called by the loop."""
         self._is_lost = True
         if self._reader is None or self._whole is None or self._whole.done():
             return

@@ -290,7 +290,6 @@ class _Prepared:
         self.has_messages: list[bool] = self._members.is_there.tolist()
 
     def columns(self) -> Columns:
-        """Of the envelope."""
         messages, topics = self._members.flat, self._topics
         values, headers = [message.value for message in messages], [message.headers or () for message in messages]
         contents = _hash_contents(self._keys, values, headers)

@@ -220,7 +220,6 @@ class _Signs:
         self._heard, self._next, self._trouble = time.monotonic(), 0, ""
 
     def hear(self) -> None:
-        """Something came."""
         self._heard = time.monotonic()
 
     def hear_statistics(self, text: str) -> None:

@@ -288,7 +288,6 @@ class _Follower:
         self._failure: BridgeError | None = None
 
     def read(self, max_count: int, max_wait_ms: int) -> GetResult:
-        """See QueueReader.get."""
         try:
             return self._read(self._open(), max_count, max_wait_ms)
         except CLIENT_ERRORS as raised:
