@@ -19,7 +19,7 @@ from bridge.service.audit import AuditHeads
 from bridge.service.canary import ARRIVED, FAILED, Canary
 from bridge.service.contract import Refused
 from bridge.service.reads import BridgeStats, SearchService
-from bridge.settler.settler import Hold, Settler
+from bridge.settler.settler import Hold, QueueStatus, Settler
 from bridge.turns import Recent
 from checker.call import CheckCounts
 from checker.service import CheckService
@@ -103,6 +103,10 @@ class Exposition:
             copied += collect_lags(stats) if process.has_lags else ()
             copied += collect_groups(stats) if process.has_groups else ()
         return await asyncio.to_thread(lambda: generate_latest(self.registry) + generate_latest(_Copied(copied)))
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(PREFIX + name, text, value=value)
 
 
 class _Copied(Collector):
@@ -190,61 +194,61 @@ class NodeMetrics(ProcessMetrics):
         return self._node.projector is not None and self._node.projector.is_active
 
     def copy(self) -> Iterable[Metric]:
+        node = self._node
         yield CounterMetricFamily(
             f"{PREFIX}op_records_not_ours", "Records in the op topic without a valid seal, not believed.",
-            value=self._node.seal_watch.forged,
+            value=node.seal_watch.forged,
         )  # fmt: skip
-        yield GaugeMetricFamily(
-            f"{PREFIX}topology_faults", "Faults of the internal topics; while there are any, writes are refused.",
-            value=len(self._node.guard.faults),
-        )  # fmt: skip
-        yield GaugeMetricFamily(
-            f"{PREFIX}transactions_without_body", "Not over, and no log has their messages any more.",
-            value=sum(lost.transactions for lost in self._node.bodies.lost.values()),
-        )  # fmt: skip
-        yield GaugeMetricFamily(
-            f"{PREFIX}damaged_secrets", "Secrets and endpoints of groups that cannot be decrypted.",
-            value=len(self._node.directory.damaged),
-        )  # fmt: skip
+        yield _gauge(
+            "topology_faults",
+            "Faults of the internal topics; while there are any, writes are refused.",
+            len(node.guard.faults),
+        )
+        yield _gauge(
+            "transactions_without_body",
+            "Not over, and no log has their messages any more.",
+            sum(lost.transactions for lost in node.bodies.lost.values()),
+        )
+        yield _gauge(
+            "damaged_secrets", "Secrets and endpoints of groups that cannot be decrypted.", len(node.directory.damaged)
+        )
         if self._certificates is not None:
-            yield GaugeMetricFamily(
-                f"{PREFIX}certificate_end_seconds", "When the certificate that is shown ends, in Unix time.",
-                value=self._certificates.end_s,
-            )  # fmt: skip
-        if self._node.roles.is_called:
-            yield from _collect_audit(self._node.audit_heads)
-            yield from _collect_webhooks(self._node.webhooks)
-            yield from _collect_canary(self._node.canary)
+            yield _gauge(
+                "certificate_end_seconds",
+                "When the certificate that is shown ends, in Unix time.",
+                self._certificates.end_s,
+            )
+        if node.roles.is_called:
+            yield from _collect_audit(node.audit_heads)
+            yield from _collect_webhooks(node.webhooks)
+            yield from _collect_canary(node.canary)
         for port in self._ports:
             yield from port.copy_metrics()
-        if self._node.settler is not None:
-            yield from _collect_settler(self._node.settler)
-            yield GaugeMetricFamily(
-                f"{PREFIX}last_stable_offset_age_seconds",
+        if node.settler is not None:
+            yield from _collect_settler(node.settler)
+            yield _gauge(
+                "last_stable_offset_age_seconds",
                 "How long what was written to some partition could not be read with `read_committed`; 0 if all can.",
-                value=self._node.stable_offsets.age_ms / 1000,
-            )  # fmt: skip
-        if self._node.checks is not None:
-            yield from _collect_checks(self._node.checks)
-        if self._node.projector is not None:
-            yield GaugeMetricFamily(
-                f"{PREFIX}projector_active", "1 where this projector works, 0 where it stands by.",
-                value=float(self._node.projector.is_active),
-            )  # fmt: skip
-            yield GaugeMetricFamily(
-                f"{PREFIX}projector_halted_queues", "Queues the projector cannot go on with.",
-                value=len(self._node.projector.halted),
-            )  # fmt: skip
+                node.stable_offsets.age_ms / 1000,
+            )
+        if node.checks is not None:
+            yield from _collect_checks(node.checks)
+        if node.projector is not None:
+            yield _gauge(
+                "projector_active",
+                "1 where this projector works, 0 where it stands by.",
+                float(node.projector.is_active),
+            )
+            yield _gauge(
+                "projector_halted_queues", "Queues the projector cannot go on with.", len(node.projector.halted)
+            )
 
 
 def _collect_audit(heads: AuditHeads) -> Iterable[Metric]:
-    yield GaugeMetricFamily(
-        f"{PREFIX}audit_unproven_entries", "Entries of the audit behind its newest head in Kafka.", value=heads.unproven
+    yield _gauge("audit_unproven_entries", "Entries of the audit behind its newest head in Kafka.", heads.unproven)
+    yield _gauge(
+        "audit_chain_broken", "1 where the audit does not go on from its newest head in Kafka.", float(heads.is_broken)
     )
-    yield GaugeMetricFamily(
-        f"{PREFIX}audit_chain_broken", "1 where the audit does not go on from its newest head in Kafka.",
-        value=float(heads.is_broken),
-    )  # fmt: skip
 
 
 def _collect_webhooks(webhooks: Webhooks) -> Iterable[Metric]:
@@ -274,52 +278,37 @@ def _collect_canary(canary: Canary | None) -> Iterable[Metric]:
     yield from (runs, seconds)
 
 
+_OF_GAUGES: Mapping[str, tuple[str, Callable[[QueueStatus], float]]] = {
+    "owned": ("1 while the queue is owned and settled here.", lambda queue: queue.hold is Hold.OWNED),
+    "halted": ("1 while the queue cannot go on without an operator.", lambda queue: queue.hold is Hold.HALTED),
+    "live_transactions": ("Transactions that are not final, or blocked.", lambda queue: queue.live),
+    "blocked_transactions": ("Committed transactions that cannot be published now.", lambda queue: queue.blocked),
+    "body_bytes": ("Bodies in memory.", lambda queue: queue.held_bytes),
+    "next_offset": ("S, the next journal offset to decide.", lambda queue: queue.s),
+}
+_OF_COUNTERS: Mapping[str, tuple[str, Callable[[QueueStatus], float]]] = {
+    "records": ("Journal records decided.", lambda queue: queue.counts.records),
+    "batches": ("Kafka transactions committed.", lambda queue: queue.counts.batches),
+    "published": ("Transactions published.", lambda queue: queue.counts.published),
+    "quarantined": ("Journal records that could not be parsed.", lambda queue: queue.counts.quarantined),
+    "put_backs": ("Transactions put back.", lambda queue: queue.counts.carried),
+    "parked": ("Transactions parked.", lambda queue: queue.counts.parked),
+    "abandoned": ("Blocked commits that operators gave up.", lambda queue: queue.counts.abandoned),
+    "overruled": (
+        "Ends and answers to checks that say otherwise than the resolution recorded before.",
+        lambda queue: queue.counts.overruled,
+    ),
+    "take_overs": ("Times the queue was taken over.", lambda queue: queue.take_overs),
+}
+
+
 def _collect_settler(settler: Settler) -> Iterable[Metric]:
-    gauges = {
-        "queue_owned": "1 while the queue is owned and settled here.",
-        "queue_halted": "1 while the queue cannot go on without an operator.",
-        "queue_live_transactions": "Transactions that are not final, or blocked.",
-        "queue_blocked_transactions": "Committed transactions that cannot be published now.",
-        "queue_body_bytes": "Bodies in memory.",
-        "queue_next_offset": "S, the next journal offset to decide.",
-    }
-    counters = {
-        "queue_records": "Journal records decided.",
-        "queue_batches": "Kafka transactions committed.",
-        "queue_published": "Transactions published.",
-        "queue_quarantined": "Journal records that could not be parsed.",
-        "queue_put_backs": "Transactions put back.",
-        "queue_parked": "Transactions parked.",
-        "queue_abandoned": "Blocked commits that operators gave up.",
-        "queue_overruled": "Ends and answers to checks that say otherwise than the resolution recorded before.",
-        "queue_take_overs": "Times the queue was taken over.",
-    }
-    families: dict[str, Metric] = {
-        **{name: GaugeMetricFamily(PREFIX + name, text, labels=["queue"]) for name, text in gauges.items()},
-        **{name: CounterMetricFamily(PREFIX + name, text, labels=["queue"]) for name, text in counters.items()},
-    }
-    for queue_id, status in settler.status.items():
-        counts = status.counts
-        values = {
-            "queue_owned": float(status.hold is Hold.OWNED),
-            "queue_halted": float(status.hold is Hold.HALTED),
-            "queue_live_transactions": status.live,
-            "queue_blocked_transactions": status.blocked,
-            "queue_body_bytes": status.held_bytes,
-            "queue_next_offset": status.s,
-            "queue_records": counts.records,
-            "queue_batches": counts.batches,
-            "queue_published": counts.published,
-            "queue_quarantined": counts.quarantined,
-            "queue_put_backs": counts.carried,
-            "queue_parked": counts.parked,
-            "queue_abandoned": counts.abandoned,
-            "queue_overruled": counts.overruled,
-            "queue_take_overs": status.take_overs,
-        }
-        for name, value in values.items():
-            families[name].add_sample(_sample_name(families[name]), {"queue": str(queue_id)}, value)
-    yield from families.values()
+    for kind, measured in ((GaugeMetricFamily, _OF_GAUGES), (CounterMetricFamily, _OF_COUNTERS)):
+        for name, (text, read) in measured.items():
+            of_queues = kind(f"{PREFIX}queue_{name}", text, labels=["queue"])
+            for queue_id, status in settler.status.items():
+                of_queues.add_metric([str(queue_id)], read(status))
+            yield of_queues
     for name, text, durations in (
         ("settle_seconds", "From the append of an end to when what follows is written.", settler.times.settle),
         ("publish_seconds", "From a commit to when its messages can be read, blocked or not.", settler.times.publish),
@@ -334,19 +323,14 @@ def _add_durations(family: HistogramMetricFamily, labels: Sequence[str], duratio
     family.add_metric(labels, [*zip(bounds, accumulate(durations.counts), strict=True)], durations.sum_ms / 1000)
 
 
-def _sample_name(family: Metric) -> str:
-    return f"{family.name}_total" if isinstance(family, CounterMetricFamily) else family.name
-
-
 def _collect_checks(checks: CheckService) -> Iterable[Metric]:
     gauges, counts = checks.gauges(), checks.counts
     for name, value in gauges._asdict().items():
         yield GaugeMetricFamily(f"{PREFIX}checks_{name}", f"Transactions or calls that are {name} now.", value=value)
     yield CounterMetricFamily(f"{PREFIX}check_calls", "Calls to endpoints.", value=counts.calls)
-    yield GaugeMetricFamily(
-        f"{PREFIX}groups_without_endpoint", "Groups with something due and nobody to ask.",
-        value=len(counts.groups_without_endpoint),
-    )  # fmt: skip
+    yield _gauge(
+        "groups_without_endpoint", "Groups with something due and nobody to ask.", len(counts.groups_without_endpoint)
+    )
     for name, text, words in (
         ("checks_answered", "Answers, by resolution.", counts.answered),
         ("checks_unanswered", "Transactions asked about in vain, by failure.", counts.unanswered),

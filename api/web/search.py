@@ -161,14 +161,7 @@ def _counts(counted: GroupStats, now_ms: int) -> dict[str, Any]:
 
 
 PAGE_PARAMETERS = frozenset({"limit", "cursor"})
-PARKED_PARAMETERS = PAGE_PARAMETERS | {
-    "producer_group",
-    "topic",
-    "key",
-    "key_base64",
-    "born_after",
-    "born_before",
-}
+PARKED_PARAMETERS = frozenset(str(parameter["name"]) for parameter in FILTERS)
 SEARCH_PARAMETERS = PARKED_PARAMETERS | {"state", "blocked", "abandoned", "id_prefix", "idempotency_key"}
 DEFAULT_PAGE = 100
 _MAX_CURSOR = 200
