@@ -220,6 +220,15 @@ def _bootstrap_servers(settings: Settings) -> list[tuple[str, int]]:
     return parse_servers(",".join(str(text) for text in named if text))
 
 
+def services_of(node: Node) -> Services:
+    """The parts of a node that are called by HTTP."""
+    return Services(
+        node.access, node.transactions, node.search, node.parked, node.groups, node.claims, node.nonces, node.trials,
+        now_ms=node.backing.clock.now_ms, turns=node.turns, sessions=node.sessions, signing=node.signing,
+        webhooks=node.webhooks, canary=node.canary, consumers=node.consumers, calls_of=node.calls_of,
+    )  # fmt: skip
+
+
 def make_owner() -> str:
     """The name of a process, which no other one has."""
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
@@ -338,15 +347,9 @@ class _Process:
 
     def _make_services(self, connections: int, certificates: Certificates | None, face: Face | None) -> Services:
         limits, http, node, quotas = self._settings.limits, self._settings.http, self.node, self._settings.quotas
-        return Services(
-            access=node.access,
+        return replace(
+            services_of(node),
             transactions=node.transactions if face is None else face(node.transactions),
-            groups=node.groups,
-            claims=node.claims,
-            nonces=node.nonces,
-            trials=node.trials,
-            search=node.search,
-            parked=node.parked,
             readiness=make_readiness(
                 node, self._kafka.last_error, certificates, self._board, self._versions, self._kafka.find_warning
             ),
@@ -359,13 +362,7 @@ class _Process:
                 quotas=quotas.of_principal,
             ),
             exposition=Exposition(NodeMetrics(node, certificates, self._doors)),
-            turns=node.turns,
-            sessions=node.sessions,
-            signing=node.signing,
-            webhooks=node.webhooks,
-            canary=node.canary,
             is_read_only=http.console == "read-only",
-            consumers=node.consumers,
             reports=http.reports,
             calls_of=self._calls_of,
             tracer=self._tracing,

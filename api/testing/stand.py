@@ -6,6 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from api.settings import Settings
 from api.web.app import create_app
 from api.web.request import Services
 from api.web.server import ApiServer, ServeConfig
-from api.wiring import KafkaParts, parse_roles, run_roles
+from api.wiring import KafkaParts, parse_roles, run_roles, services_of
 from bridge.broker.dev_broker import DevBroker
 from bridge.clock import Clock, Timer
 from bridge.core.grants import EVERYTHING, Rights
@@ -77,22 +78,7 @@ class MemoryBridge:
             look_ms=_RARELY_MS,
         )
         self._node = node = Node(backing, choose(config))
-        services = Services(
-            node.access,
-            face(node.transactions),
-            node.search,
-            node.parked,
-            node.groups,
-            node.claims,
-            node.nonces,
-            node.trials,
-            now_ms=backing.clock.now_ms,
-            sessions=node.sessions,
-            signing=node.signing,
-            consumers=node.consumers,
-            calls_of=node.calls_of,
-            webhooks=node.webhooks,
-        )
+        services = replace(services_of(node), transactions=face(node.transactions))
         self.app = create_app(adapt(services), site=make_site())
 
     async def start(self) -> None:
