@@ -8,7 +8,6 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from random import random
-from types import TracebackType
 from typing import TypeVar
 
 from api.web.problems import BODY_TOO_LARGE, CLOSE, RATE_LIMITED, REQUEST_TIMEOUT, UNAVAILABLE, Problem, Rejected
@@ -189,7 +188,7 @@ class Stream:
     def __enter__(self) -> "Stream":
         return self
 
-    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._streams.close(self)
 
     @property

@@ -120,7 +120,7 @@ def _encode_any(t: Transaction, receipts: Sequence[Receipt]) -> str:
     if t.parked is not None:
         parts.append(f'"parked":{t.parked}')
     if receipts:
-        parts.append(f'"receipts":{_encode_receipts(receipts)}')
+        parts.append(f'"receipts":{encode_receipts(receipts)}')
     if t.requests:
         parts.append(f'"requests":[{",".join([_quote(request) for request in t.requests])}]')
     return ",".join(parts) + "}"
@@ -436,14 +436,10 @@ def _rebuild_members(t: Transaction) -> str:
     return ",".join(parts)
 
 
-def _encode_receipts(receipts: Sequence[Receipt]) -> str:
-    return (
-        "["
-        + ",".join(
-            [f'["{r.topic}",{r.queue_id},{"null" if r.queue_offset is None else r.queue_offset}]' for r in receipts]
-        )
-        + "]"
-    )
+def encode_receipts(receipts: Sequence[Receipt]) -> str:
+    """JSON list of [topic, queue, offset]. Topic names need no escapes."""
+    items = [f'["{r.topic}",{r.queue_id},{"null" if r.queue_offset is None else r.queue_offset}]' for r in receipts]
+    return f"[{','.join(items)}]"
 
 
 def _encode_answer(answer: Answer, op_value: bytes | None) -> bytes:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from bridge.core.check_rules import CheckTimes, first_check_ms
 from bridge.core.errors import MalformedRecord
+from bridge.core.op_message import encode_receipts
 from bridge.core.record import Act, ActRecord, EndRecord, Source
 from bridge.core.record_codec import decode_record
 from bridge.core.transaction import RESOLUTION_OF, Transaction, TransactionState
@@ -21,7 +22,6 @@ from bridge.sql.rows import (
     ProjectedRow,
     counted_as,
     encode_messages,
-    encode_receipts,
     make_row,
     make_search_key,
 )
@@ -282,7 +282,7 @@ def _move(row: ProjectedRow, entry: OpEntry) -> None:
     row.check_times, row.base, row.since_ms = t.check_times, t.base, t.since_ms
     row.resolved_by, row.ended_ms, row.why = t.by, t.ended_ms, t.reason
     row.parked_offset = t.parked
-    row.receipts = encode_receipts(entry.op.receipts)
+    row.receipts = encode_receipts(entry.op.receipts) if entry.op.receipts else None
     is_published = state == _COMMITTED and not t.blocked and not t.abandoned
     row.published_ms = _since(row.published_ms, entry) if is_published else None
     row.abandoned_ms = _since(row.abandoned_ms, entry) if t.abandoned else None

@@ -142,13 +142,6 @@ def encode_messages(messages: Sequence[MessageSummary]) -> str:
     return f"[{','.join([encode_message(message) for message in messages])}]"
 
 
-def encode_receipts(receipts: Sequence[Receipt]) -> str | None:
-    """JSON list of [topic, queue, offset]; None if there is none."""
-    if not receipts:
-        return None
-    return "[" + ",".join([f'["{r.topic}",{r.queue_id},{_number(r.queue_offset)}]' for r in receipts]) + "]"
-
-
 def decode_messages(text: str | None) -> tuple[MessageSummary, ...]:
     """Inverse of `encode_messages`."""
     return tuple(
@@ -158,7 +151,7 @@ def decode_messages(text: str | None) -> tuple[MessageSummary, ...]:
 
 
 def decode_receipts(text: str | None) -> tuple[Receipt, ...]:
-    """Inverse of `encode_receipts`."""
+    """Inverse of `encode_receipts`; none from null."""
     return tuple(Receipt(*receipt) for receipt in json.loads(text or "[]"))
 
 
@@ -202,10 +195,6 @@ def encode_message(message: MessageSummary) -> str:
         f'["{message.topic}",{text},{"null" if size is None else size},{message.queue_id},'
         f"{'null' if time is None else time}]"
     )
-
-
-def _number(value: int | None) -> str:
-    return "null" if value is None else str(value)
 
 
 # Columns an op message decides, columns a half message decides, and those that never change.

@@ -209,22 +209,19 @@ def _read_views(conn: Connection, places: Collection[PageKey]) -> list[Transacti
 # --- counts by producer group: from running totals, and from the index of pending ones. Nothing counts ended ones ---
 
 _G = group_counts.c
+_PENDING = _G.prepared - _G.committed - _G.rolled_back - _G.parked
 
 
 def count_pending(conn: Connection) -> int:
     """Transactions of all groups that are PREPARED, as applied."""
-    pending = _G.prepared - _G.committed - _G.rolled_back - _G.parked
-    return int(conn.execute(sa.select(sa.func.coalesce(sa.func.sum(pending), 0))).scalar_one())
+    return int(conn.execute(sa.select(sa.func.coalesce(sa.func.sum(_PENDING), 0))).scalar_one())
 
 
 def find_full_groups(conn: Connection, most_pending: int, most_parked: int) -> dict[str, bool]:
     """Groups that have so many PREPARED transactions, or so many PARKED ones; whether it is those."""
-    pending, parked = _G.prepared - _G.committed - _G.rolled_back - _G.parked, _G.parked
-    found = conn.execute(
-        sa.select(_G.producer_group, parked >= most_parked).where(
-            sa.or_(pending >= most_pending, parked >= most_parked)
-        )
-    )
+    has_parked = _G.parked >= most_parked
+    query = sa.select(_G.producer_group, has_parked).where(sa.or_(most_pending <= _PENDING, has_parked))
+    found = conn.execute(query)
     return {group: bool(is_parked) for group, is_parked in found}
 
 

@@ -23,7 +23,7 @@ from sqlalchemy import Connection
 
 from bridge.core.errors import SqlUnavailable
 from bridge.core.message import Message, MessageQueue, StoredMessage
-from bridge.core.op_message import OpMessage, make_view
+from bridge.core.op_message import OpMessage, encode_receipts, make_view
 from bridge.core.record import HalfMessage, Record, is_void
 from bridge.core.record_codec import decode_record
 from bridge.core.topics import InternalTopics
@@ -31,7 +31,7 @@ from bridge.core.transaction import TransactionState, TransactionView
 from bridge.node import Node, NodeConfig
 from bridge.service.contract import Limits, PrepareCall
 from bridge.sql.engine import InlineDatabase, make_empty_file
-from bridge.sql.rows import encode_receipts, make_row_id
+from bridge.sql.rows import make_row_id
 from bridge.sql.tables import projection_positions, transactions
 from tests.support.settler_world import SettlerWorld, make_settler_world
 
@@ -163,7 +163,7 @@ class ServiceWorld:
             "parked_offset": view.parked_offset,
             "idempotency_key": view.idempotency_key,
             "ordering_key": view.ordering_key,
-            "receipts": encode_receipts(view.receipts),
+            "receipts": encode_receipts(view.receipts) if view.receipts else None,
         }
         with self.database.engine.begin() as connection:
             known = transactions.c.transaction_id == view.transaction_id

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection
 
 from bridge.core.message import Receipt
+from bridge.core.op_message import encode_receipts
 from bridge.core.transaction import MessageSummary, TransactionState, TransactionView, make_transaction_id
 from bridge.sql.engine import open_new_database
 from bridge.sql.rows import (
@@ -23,7 +24,6 @@ from bridge.sql.rows import (
     decode_messages,
     decode_receipts,
     encode_messages,
-    encode_receipts,
     load_row,
     make_row,
     make_search_key,
