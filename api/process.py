@@ -159,9 +159,17 @@ def configure_logging(
 
 def _renderers(is_pretty: bool) -> list[Processor]:
     if is_pretty:
-        return [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+        return [_escape_signs, structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
     # Frames without their variables: those could hold keys and values.
     return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+
+
+def _escape_signs(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """What an issuer or a broker has said must not speak to the terminal."""
+    for name, value in event.items():
+        if isinstance(value, str) and not value.isprintable():
+            event[name] = ascii(value)[1:-1]
+    return event
 
 
 def _name_foreign(_: WrappedLogger, __: str, event: EventDict) -> EventDict:

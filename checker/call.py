@@ -334,13 +334,15 @@ class Failure(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EndpointCall:
-    """One POST. `timeout_ms`: over the whole exchange, from resolving the name to the last byte."""
+    """One POST. `timeout_ms`: over the whole exchange, from resolving the name to the last byte. `owner`: whose
+    endpoint it is, a producer group or a receiver; what he holds up is his own."""
 
     url: str
     headers: Mapping[str, str]
     body: bytes
     timeout_ms: int
     max_answer_bytes: int
+    owner: str = ""
 
 
 FIRST_BYTES = 120  # of an answer that is none, where its status says that the call was not looked into:

@@ -72,7 +72,8 @@ class OwnershipProof:
         headers = sign_call(group.secrets, self._make_text(), self._clock.now_ms(), body)
         if headers is None:
             return "the group has no secret that calls can be signed with"
-        reply = await self._caller.call(EndpointCall(url, headers, body.encode(), _TIMEOUT_MS, _MOST_BYTES))
+        call = EndpointCall(url, headers, body.encode(), _TIMEOUT_MS, _MOST_BYTES, group.name)
+        reply = await self._caller.call(call)
         if reply.failure is not None:
             status = f" {reply.status}" if reply.status else ""
             return f"the endpoint did not answer the challenge: {reply.failure}{status}"
@@ -284,7 +285,8 @@ class _EndpointTrial:
     async def _send(self, sent: _Sent, timeout_ms: int = 0, checks: int = 1) -> EndpointReply:
         most = CheckerConfig().max_answer_bytes(checks)
         timeout_ms = timeout_ms or self._group.settings.calls.call_timeout_ms
-        return await self._caller.call(EndpointCall(self._url, sent.headers, sent.text.encode(), timeout_ms, most))
+        call = EndpointCall(self._url, sent.headers, sent.text.encode(), timeout_ms, most, self._group.name)
+        return await self._caller.call(call)
 
     # --- findings ---
 

@@ -197,7 +197,7 @@ class Round:
         most = self._context.config.max_answer_bytes(len(checks))
         reach(FaultPoint.CHECK_SIGNED)
         headers = {**find_common_trace([check.trace for check in checks]), **headers}
-        call = EndpointCall(url, headers, text.encode(), self._calls.call_timeout_ms, most)
+        call = EndpointCall(url, headers, text.encode(), self._calls.call_timeout_ms, most, self._group)
         del text  # a call may wait for long
         reply = await self._context.caller.call(call)
         self._context.counts.groups.of(self._group).calls.add(reply.latency_ms)

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from io import BytesIO
+from weakref import WeakValueDictionary
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -30,7 +31,7 @@ from checker.endpoint_guard import CallbackPolicy, CheckedUrl, check_addresses, 
 _MAX_LINE_BYTES = 8_190
 _MAX_HEADERS = 100
 _OVERHEAD_BYTES = 64 * 1024  # status lines, headers, chunk sizes
-_RESOLVERS = 64
+_RESOLVERS, _RESOLVERS_OF_ONE = 256, 4
 _FIRST_BYTES_S = 0.25
 _OURS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}  # says nothing of the endpoint
 _NO_TIMEOUT = ClientTimeout(total=None, connect=None, sock_read=None, sock_connect=None)
@@ -61,6 +62,7 @@ class HttpCaller(CheckCaller):
         self._resolve = resolve
         self._threads = ThreadPoolExecutor(_RESOLVERS, thread_name_prefix="resolve-endpoint")
         self._resolving: dict[tuple[str, int], asyncio.Future[Sequence[str]]] = {}
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # by owner
 
     async def call(self, call: EndpointCall) -> EndpointReply:
         start_ms = self._clock.monotonic_ms()
@@ -78,7 +80,7 @@ class HttpCaller(CheckCaller):
     async def _exchange(self, call: EndpointCall, checked: CheckedUrl) -> "_Exchange":
         try:
             async with asyncio.timeout(call.timeout_ms / 1000):
-                addresses = await self._addresses_of(checked)
+                addresses = await self._addresses_of(checked, call.owner)
                 if isinstance(addresses, Failure):
                     return _failed(addresses)
                 async with self._session(call, addresses) as (session, connector):
@@ -89,23 +91,29 @@ class HttpCaller(CheckCaller):
         except TimeoutError:
             return _failed(Failure.TIMEOUT)
 
-    async def _addresses_of(self, checked: CheckedUrl) -> Sequence[str] | Failure:
+    async def _addresses_of(self, checked: CheckedUrl, owner: str) -> Sequence[str] | Failure:
+        place = checked.host, checked.port
         try:
-            addresses = await asyncio.shield(self._begin_resolving((checked.host, checked.port)))
+            addresses = await asyncio.shield(self._resolving.get(place) or await self._begin_resolving(place, owner))
         except (OSError, UnicodeError):
             return Failure.DNS
         refusal = check_addresses(checked, addresses, self._policy)
         return addresses if refusal is None else Failure.FORBIDDEN
 
-    def _begin_resolving(self, place: tuple[str, int]) -> "asyncio.Future[Sequence[str]]":
-        """One thread for all who ask for a name at once: it may stay with a name server long after their calls ended,
-        and there are only so many."""
-        resolving = self._resolving.get(place)
-        if resolving is None:
-            resolving = asyncio.get_running_loop().run_in_executor(self._threads, self._resolve, *place)
-            self._resolving[place] = resolving
-            resolving.add_done_callback(lambda _: self._resolving.pop(place))
-            resolving.add_done_callback(take_error)
+    async def _begin_resolving(self, place: tuple[str, int], owner: str) -> "asyncio.Future[Sequence[str]]":
+        """One thread for all who ask for a name at once, and few for the names of one owner: a thread may stay with a
+        name server long after their calls ended, and there are only so many."""
+        turns = self._turns.setdefault(owner, asyncio.Semaphore(_RESOLVERS_OF_ONE))
+        await turns.acquire()
+        resolving = self._resolving.get(place)  # somebody may have asked meanwhile
+        if resolving is not None:
+            turns.release()
+            return resolving
+        resolving = asyncio.get_running_loop().run_in_executor(self._threads, self._resolve, *place)
+        self._resolving[place] = resolving
+        resolving.add_done_callback(lambda _: self._resolving.pop(place))
+        resolving.add_done_callback(lambda _: turns.release())
+        resolving.add_done_callback(take_error)
         return resolving
 
     @asynccontextmanager

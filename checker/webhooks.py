@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import structlog
@@ -161,13 +161,14 @@ class Webhooks:
             return refuse_sql(error)
         return [WebhookStatus(target, waiting.get(target.name)) for target in self.targets]
 
-    async def report(self, happening: Happening) -> int | Refused:
-        """Keeps what somebody else has found for those who want it; how many there are."""
-        database = self._ports.database
+    async def report(self, happening: Happening, who: Who) -> int | Refused:
+        """Keeps what somebody else has found for those who want it; how many there are. Audited: it wakes people."""
+        now_ms, what = self._ports.clock.now_ms(), "webhook.findings"
+        act = ActEntry(now_ms, who.actor, what, happening.subject, None, None, happening.data)
         try:
-            identity = await database.read(read_identity)
+            identity = await self._ports.database.read(read_identity)
             event = make_cloud_event(self._name(identity), happening)
-            await self._keep([event], {})
+            await self._keep([event], {}, act)
         except SqlUnavailable as error:
             return refuse_sql(error)
         return len([target for target in self.targets if event.type in target.events])
@@ -222,11 +223,20 @@ class Webhooks:
             _LOG.warning("webhooks_not_looked", reason=str(error))
             return None
 
-    async def _keep(self, events: Sequence[CloudEvent], marks: Mapping[str, str | None]) -> None:
+    async def _keep(
+        self, events: Sequence[CloudEvent], marks: Mapping[str, str | None], act: ActEntry | None = None
+    ) -> None:
         wanted = {
             target.name: [event for event in events if event.type in target.events] for target in self.targets
         }  # fmt: skip
-        keep = partial(keep_events, wanted=wanted, marks=marks, now_ms=self._ports.clock.now_ms(), most=MOST_WAITING)
+        now_ms = self._ports.clock.now_ms()
+
+        def keep(conn: Any) -> dict[str, int]:  # noqa: ANN401
+            lost = keep_events(conn, wanted=wanted, marks=marks, now_ms=now_ms, most=MOST_WAITING)
+            if act is not None:
+                record_act(conn, act)
+            return lost
+
         for name, lost in (await self._ports.database.run(keep)).items():
             _LOG.error("webhook_full", webhook=name, lost=lost)
             self.counts[name, "no-room"] += lost
@@ -352,7 +362,7 @@ class Webhooks:
         if headers is None:
             return WebhookAttempt(0, Failure.NO_SECRET.value, 0)
         headers = {**headers, "Content-Type": CLOUD_EVENTS_JSON}
-        call = EndpointCall(target.url, headers, body.encode(), _TIMEOUT_MS, _MOST_ANSWER_BYTES)
+        call = EndpointCall(target.url, headers, body.encode(), _TIMEOUT_MS, _MOST_ANSWER_BYTES, target.name)
         reply = await self._ports.caller.call(call)
         if 200 <= reply.status < 300:
             return WebhookAttempt(reply.status, None, reply.latency_ms)

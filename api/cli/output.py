@@ -199,8 +199,7 @@ def printable(value: object) -> str:
     if isinstance(value, str):
         return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in value)
     if isinstance(value, list | dict):
-        text = json.dumps(value, ensure_ascii=False, default=str)  # which leaves C1 controls and directions as they are
-        return "".join(sign if sign.isprintable() else json.dumps(sign)[1:-1] for sign in text)
+        return _escape(json.dumps(value, ensure_ascii=False, default=str))
     return str(value)
 
 
@@ -281,22 +280,31 @@ def encode(value: object) -> bytes:
 
 
 def print_line(text: str) -> None:
-    """A line of the result, as it is."""
-    sys.stdout.write(text + "\n")
+    """A line of the result, a document too: JSON has the same escapes."""
+    sys.stdout.write(_make_harmless(text) + "\n")
     sys.stdout.flush()
 
 
 def say(text: str, style: str = "") -> None:
     """A line to the user, on standard error."""
-    message_console().print(Text(text, style=style))
+    message_console().print(Text(_make_harmless(text), style=style))
 
 
 def show_failure(failure: CommandFailed) -> None:
     """Why a command failed and what to do."""
     console = message_console()
-    console.print(Text.assemble(("error: ", "bold red"), failure.reason))
+    console.print(Text.assemble(("error: ", "bold red"), _make_harmless(failure.reason)))
     if failure.remedy:
-        console.print(Text.assemble(("what to do: ", "bold"), failure.remedy))
+        console.print(Text.assemble(("what to do: ", "bold"), _make_harmless(failure.remedy)))
+
+
+def _make_harmless(text: str) -> str:
+    """What moves no cursor and turns no direction: JSON leaves C1 controls, DEL and directions as they are."""
+    return "\n".join(line if line.isprintable() else _escape(line) for line in text.split("\n"))
+
+
+def _escape(text: str) -> str:
+    return "".join(sign if sign.isprintable() else json.dumps(sign)[1:-1] for sign in text)
 
 
 def _make_table(console: Console, *, with_header: bool = True) -> Table:
@@ -316,8 +324,7 @@ def _print_table(console: Console, table: Table) -> None:
 
 
 def _write(document: bytes) -> None:
-    sys.stdout.write(document.decode() + "\n")
-    sys.stdout.flush()
+    print_line(document.decode())
 
 
 # --- standard streams: one that is closed or full is told, or not minded, but ends in no traceback ---

@@ -46,6 +46,13 @@ _ASSETS = {name: Path(str(files("fastapi_offline") / "static" / name)) for name 
 )}  # fmt: skip
 _TITLE = "outbox-bridge"
 _DOCS_ASSETS = "docs/assets"  # all addresses are relative, so a proxy may put a path before them
+_UNFRAMED = "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"  # a page of another's cannot borrow clicks
+# both documents begin with a script in their page, and write styles into it
+_DOCS_HEADERS = {
+    "Content-Security-Policy": "default-src 'self' 'unsafe-inline'; img-src 'self' data:; worker-src blob:; "
+    f"object-src 'none'; {_UNFRAMED}",
+    "X-Content-Type-Options": "nosniff",
+}
 _HOME = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -84,32 +91,36 @@ transaction, then commits or rolls back. If that call never comes, the bridge as
 async def home(_: ApiRequest) -> Response:
     """What this is, for whoever opens the address in a browser."""
     page = _HOME.format(version=escape(version(_TITLE)))
-    policy = "default-src 'none'; img-src 'self'; style-src 'unsafe-inline'"
+    policy = f"default-src 'none'; img-src 'self'; style-src 'unsafe-inline'; {_UNFRAMED}"
     return HTMLResponse(page, headers={"Content-Security-Policy": policy})
 
 
 @routes.add("GET", "/docs", verb=None)
 async def docs(_: ApiRequest) -> Response:
     """The interface, to be tried."""
-    return get_swagger_ui_html(
+    page = get_swagger_ui_html(
         openapi_url="openapi.json",
         title=_TITLE,
         swagger_js_url=f"{_DOCS_ASSETS}/swagger-ui-bundle.js",
         swagger_css_url=f"{_DOCS_ASSETS}/swagger-ui.css",
         swagger_favicon_url=f"{_DOCS_ASSETS}/favicon.png",
     )
+    page.headers.update(_DOCS_HEADERS)
+    return page
 
 
 @routes.add("GET", "/redoc", verb=None)
 async def redoc(_: ApiRequest) -> Response:
     """The interface, to be read."""
-    return get_redoc_html(
+    page = get_redoc_html(
         openapi_url="openapi.json",
         title=_TITLE,
         redoc_js_url=f"{_DOCS_ASSETS}/redoc.standalone.js",
         redoc_favicon_url=f"{_DOCS_ASSETS}/favicon.png",
         with_google_fonts=False,
     )
+    page.headers.update(_DOCS_HEADERS)
+    return page
 
 
 @routes.add("GET", "/openapi.json", verb=None)

@@ -116,16 +116,15 @@ async def test_webhook(request: ApiRequest, webhook: str) -> HttpAnswer:
 
 @routes.add("POST", "/v1/webhooks/findings", REPORT_FINDINGS, verb=Verb.OPERATE, is_for_all=True)
 async def report_findings(request: ApiRequest) -> HttpAnswer:
-    """Tells the receivers what a reconciliation has found, as `outbox-bridge report run` does."""
+    """Tells the receivers what a reconciliation has found, as `outbox-bridge report run` does; audited."""
     Query(request.query, ())
     body = await read_json(request, _findings)
     at_ms = parse_optional_time(body.taken_at, "/taken_at") or 0
     key = f"{body.run}\0{at_ms}"
     data = {"run": body.run, "taken_at": show_time(at_ms), "sentence": body.sentence, "findings": body.findings}
     webhooks = request.services.webhooks
-    told = or_reject(
-        0 if webhooks is None else await webhooks.report(Happening(FINDINGS, key, str(body.run), at_ms, data))
-    )
+    happening = Happening(FINDINGS, key, str(body.run), at_ms, data)
+    told = or_reject(0 if webhooks is None else await webhooks.report(happening, who_is(request, "")))
     return json_answer(202, FindingsReported(told))
 
 

@@ -134,6 +134,20 @@ def test_page_under_a_rebound_name_reads_and_changes_nothing(tab: Tab, bridge: S
     assert bridge.get_json(one)["state"] == "PREPARED"
 
 
+@pytest.mark.parametrize("page", ["", "docs", "redoc", "console/"])
+def test_page_of_another_site_borrows_no_click(tab: Tab, bridge: SocketBridge, page: str) -> None:
+    """What a browser does not show within a page of another's, no reader can be led to click there."""
+    with page_of_another() as url:
+        tab.visit(url)
+        tab.requested.clear()
+        tab.ask(
+            "new Promise(done => { const frame = document.createElement('iframe'); frame.onload = () => done();"
+            f"frame.src = {json.dumps(bridge.url)} + '/{page}'; document.body.append(frame); }})"
+        )
+        asked = [request.removeprefix(bridge.url) for request in tab.requested if request.startswith(bridge.url)]
+    assert asked == [f"/{page}"]  # and nothing of what the page would load, had it been shown
+
+
 def test_own_page_may_call(tab: Tab, bridge: SocketBridge) -> None:
     """The documents that the bridge shows can try its calls."""
     transaction_id = prepare(bridge)

@@ -65,6 +65,7 @@ _AUDIT: Mapping[str, str] = {
     "redrive.end": "a job has ended",
     "secrets.rewrap": "encrypted secrets with another key",
     "audit.accept": "accepted that the database was restored to an earlier time",
+    "webhook.findings": "told the receivers of webhooks what a report has found",
     "webhook.test": "sent a receiver of webhooks a test",
     "queue.give-up": "gave up a lost log (`migrate --accept-identity`)",
 }

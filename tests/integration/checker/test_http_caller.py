@@ -351,21 +351,24 @@ async def test_slow_name_server_meets_the_deadline() -> None:
         release.set()
 
 
-async def test_name_that_no_name_server_answers_for_holds_up_no_other_name(start: Start) -> None:
-    """However many calls to it come and end meanwhile: a call that ends leaves the question behind."""
+@pytest.mark.parametrize("names", [1, 300])
+async def test_name_that_no_name_server_answers_for_holds_up_no_other_group(start: Start, names: int) -> None:
+    """However many calls to it, or to names like it, come and end meanwhile: a call that ends leaves the question
+    behind, and whoever has a domain has as many names as he likes."""
     server, release = await start(answering(b"{}")), threading.Event()
 
     def resolve(host: str, port: int) -> Sequence[str]:
-        if host == "hangs.example":
+        if host.endswith("hangs.example"):
             release.wait()
         return ["127.0.0.1"]
 
     caller = HttpCaller(LOOPBACK, SystemClock(), resolve=resolve)
     try:
-        calls = [EndpointCall("http://hangs.example:8080/", {}, b"{}", SHORT_MS, 1_000)] * 100
+        urls = [f"http://n{n % names}.hangs.example:8080/" for n in range(max(100, names))]
+        calls = [EndpointCall(url, {}, b"{}", SHORT_MS, 1_000, "theirs") for url in urls]
         replies = await asyncio.gather(*map(caller.call, calls))
         assert {reply.failure for reply in replies} == {Failure.TIMEOUT}
-        other = EndpointCall(url_of(server, "shop.example"), {}, b"{}", PATIENT_MS // 4, 1_000)
+        other = EndpointCall(url_of(server, "shop.example"), {}, b"{}", PATIENT_MS // 4, 1_000, "shop")
         assert (await caller.call(other)).failure is None
     finally:
         release.set()

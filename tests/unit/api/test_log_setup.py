@@ -67,6 +67,18 @@ def test_lines_are_text_on_a_terminal(tmp_path: Path) -> None:
     assert not stream.read_text().startswith("{")
 
 
+def test_text_cannot_speak_to_the_terminal(tmp_path: Path) -> None:
+    """An escape sequence in what somebody else has said would move, colour or retitle it."""
+    stream = LogFile(tmp_path / "log", is_terminal=True)
+    configure_logging("info", "auto", stream)
+    structlog.get_logger().warning("issuer_keys_not_read", reason="\x1b]0;mine\x07\x9b2J\u202e")
+    logging.getLogger("uvicorn.error").warning("\x1b]0;mine\x07\nlines")
+    text = stream.read_text()
+    assert r"\x1b]0;mine\x07\x9b2J\u202e" in text
+    assert r"\x1b]0;mine\x07\nlines" in text
+    assert not {"\x1b]", "\x07", "\x9b", "\u202e"} & {*text, *[text[n : n + 2] for n in range(len(text))]}
+
+
 def test_frames_are_logged_without_their_variables(tmp_path: Path) -> None:
     """They could hold keys and values."""
     stream = LogFile(tmp_path / "log")

@@ -1,13 +1,18 @@
-"""Where Kafka, SQL and the bridge listen, found out and kept up to date."""
+"""Where Kafka, SQL and the bridge listen, found out and kept up to date; what issuers of tokens may send."""
 
-from collections.abc import Sequence
+import asyncio
+import gzip
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 
 import pytest
 
+from api import outgoing
 from api.outgoing import OwnAddresses, parse_servers
 from bridge.clock import SystemClock
 from bridge.core.errors import StoreUnavailable
+from bridge.service.issuers import IssuerAway
 from bridge.sql.engine import Database
 from bridge.store.message_store import ClusterDescription, TopicAdmin
 from checker.endpoint_guard import CallbackPolicy, CheckedUrl, check_addresses, check_url, parse_networks
@@ -110,3 +115,41 @@ async def test_brokers_are_followed_and_never_forgotten_for_want_of_an_answer() 
     await own.run_once()
     assert refusal(own, "http://192.0.2.2:9092/")
     assert refusal(own, "http://192.0.2.1:9092/") is None
+
+
+# --- documents of token issuers ---
+
+
+@asynccontextmanager
+async def issuer(answer: bytes, *, pause_s: float = 0.0) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """One that sends this, byte by byte if it pauses between them; its address, and the heads of requests."""
+    heads: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer), suppress(OSError):
+            heads.append(await reader.readuntil(b"\r\n\r\n"))
+            for piece in [answer[n : n + 1] for n in range(len(answer))] if pause_s else [answer]:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(pause_s)
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/keys", heads
+
+
+async def test_issuer_that_trickles_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer is never silent for long, and never whole: keys of the next issuer would not be read meanwhile."""
+    monkeypatch.setattr(outgoing, "_TIMEOUT_S", 0.5)
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n" + b" " * 100
+    async with issuer(answer, pause_s=0.02) as (url, _):
+        with pytest.raises(IssuerAway):
+            await outgoing.fetch_document(url)
+
+
+async def test_document_of_an_issuer_is_not_unpacked() -> None:
+    """A few hundred bytes may be a gigabyte."""
+    packed = gzip.compress(bytes(10_000_000))
+    head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed)
+    async with issuer(head + packed) as (url, heads):
+        assert await outgoing.fetch_document(url) == packed
+    assert b"accept-encoding: identity" in heads[0].lower()

@@ -382,6 +382,9 @@ def test_findings_of_a_report_are_told_and_those_of_a_run_only_once(scene: Scene
     assert {event["id"] for event in scene.ops.events} == {scene.ops.events[0]["id"]}
     assert scene.ops.events[0]["data"]["findings"] == {"LOST": 2}
     assert scene.pager.events == []
+    entries = scene.bridge.call("GET", "/v1/audit?limit=2").document["entries"]
+    told = ("webhook.findings", "3", {**body, "taken_at": "2026-03-01T12:00:00.000Z"})
+    assert [(e["action"], e["target"], e["after"]) for e in entries] == [told] * 2  # whoever raises an alarm is named
 
 
 def test_test_is_sent_at_once_and_audited(scene: Scene) -> None:

@@ -1,11 +1,23 @@
 """api.cli.output: results that programs and people can read."""
 
+import json
 import re
 
 import pytest
 from rich.console import Console
 
-from api.cli.output import Output, printable, show_document, show_documents, show_members, show_rows
+from api.cli.output import (
+    CommandFailed,
+    Exit,
+    Output,
+    printable,
+    say,
+    show_document,
+    show_documents,
+    show_failure,
+    show_members,
+    show_rows,
+)
 from tests.unit.cli.conftest import Cli
 
 EXACT = b'{"value":{"big":123456789012345678901234567890,"decimal":1.10}}'
@@ -26,6 +38,21 @@ EXACT = b'{"value":{"big":123456789012345678901234567890,"decimal":1.10}}'
 def test_text_cannot_speak_to_the_terminal(value: object, text: str) -> None:
     """A key with an escape sequence would colour, move or erase what an operator reads."""
     assert printable(value) == text
+
+
+def test_documents_and_failures_cannot_either(capsys: pytest.CaptureFixture[str]) -> None:
+    """JSON may hold what a terminal obeys: C1 controls, DEL, signs that turn the direction. It stays the same JSON."""
+    told = {"key": "\x9b31m\x7f\u202eabc\u2028", "value": "käse 奶酪"}
+    document = json.dumps(told, ensure_ascii=False).encode()
+    show_document(document, Output.JSON)
+    show_document(document, Output.JSONL)
+    show_failure(CommandFailed(Exit.FAILED, "it said \x1b[2J\u202e", "do \x9b2J\nand more"))
+    say("\x1b]0;mine\x07")
+    out, err = capsys.readouterr()
+    assert all(line.isprintable() for line in (out + err).split("\n"))
+    assert [json.loads(out[: out.index("\n}") + 2]), json.loads(out.splitlines()[-1])] == [told, told]
+    assert "käse 奶酪" in out
+    assert err.splitlines()[:3] == [r"error: it said \u001b[2J\u202e", r"what to do: do \u009b2J", "and more"]
 
 
 def test_documents_keep_their_numbers(capsys: pytest.CaptureFixture[str]) -> None:
