@@ -352,7 +352,7 @@ async def test_slow_name_server_meets_the_deadline() -> None:
 
 
 @pytest.mark.parametrize("names", [1, 300])
-async def test_name_that_no_name_server_answers_for_holds_up_no_other_group(start: Start, names: int) -> None:
+async def test_name_that_no_name_server_answers_for_holds_up_no_other_name(start: Start, names: int) -> None:
     """However many calls to it, or to names like it, come and end meanwhile: a call that ends leaves the question
     behind, and whoever has a domain has as many names as he likes."""
     server, release = await start(answering(b"{}")), threading.Event()
