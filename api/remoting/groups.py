@@ -90,7 +90,7 @@ class RemotingCallers:
 
 _LOG = structlog.get_logger()
 _MOST_CLAIMED = 100
-_MOST_GROUPS = 10_000  # of all connections
+_MOST_GROUPS = 10_000  # of all connections; clients may invent names
 _WAIT_MS = 20_000
 _PAUSE_MS = 2_000  # after a claim that was refused
 _LEAST_LEASE_MS = 10_000
@@ -150,8 +150,10 @@ class ConnectedGroups:
         return list(self._members)
 
     def join(self, group: str, member: Member) -> bool:
-        """The connection speaks for the group. Said again, nothing changes. False: too many groups are spoken for."""
-        if group not in self._members and len(self._members) >= _MOST_GROUPS:
+        """The connection speaks for the group. Said again, nothing changes. False: too many groups are spoken for, and
+        nobody has made this one."""
+        is_full = group not in self._members and len(self._members) >= _MOST_GROUPS
+        if is_full and self._directory.get(group) is None:
             return False
         members = self._members.setdefault(group, {})
         members.setdefault(member)

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -410,6 +411,14 @@ def test_events_that_wait_are_bounded(scene: Scene) -> None:
 
     assert scene.bridge.sql(fill) == [2, 5, 0]
     assert scene.bridge.sql(lambda conn: find_delivery(conn, "gone")).event_id == events[0].event_id
+
+
+def test_what_is_parked_crowds_no_alarm_out(scene: Scene) -> None:
+    """One producer can have as many transactions parked as it likes."""
+    parked = [make_cloud_event("urn:x", Happening(PARKED, str(n), "s", 0, {})) for n in range(20)]
+    alarm = make_cloud_event("urn:x", Happening(STALLED, "1", "1", 0, {}))
+    add = partial(add_deliveries, webhook="pager", now_ms=0, most=10)
+    assert scene.bridge.sql(lambda conn: [add(conn, events=parked), add(conn, events=[alarm])]) == [11, 0]
 
 
 def test_two_processes_tell_each_event_once(scene: Scene) -> None:

@@ -107,14 +107,19 @@ async def test_claims_for_groups_take_no_place_of_those_who_fetch_checks() -> No
     await groups.close()
 
 
-async def test_groups_of_all_connections_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has a loop of its own, and is only bounded for each connection otherwise."""
+async def test_invented_groups_of_all_connections_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a loop of its own, and is only bounded for each connection otherwise. Who may invent names, as with
+    `check:orders.*`, keeps out nobody of a group that there is."""
     monkeypatch.setattr("api.remoting.groups._MOST_GROUPS", 3)
-    groups = ConnectedGroups(Claims(), Directory(), Nonces, Clock(), "127.0.0.1:9876")  # type: ignore[arg-type]
+    directory = Directory()
+    directory.settings = None
+    groups = ConnectedGroups(Claims(), directory, Nonces, Clock(), "127.0.0.1:9876")  # type: ignore[arg-type]
     members = [Member() for _ in range(5)]
     assert [groups.join(f"shop-{number}", member) for number, member in enumerate(members)] == [True] * 3 + [False] * 2
     assert groups.join("shop-0", members[4])
     assert len(groups.names) == 3
     groups.leave(members[1], ["shop-1"])
     assert groups.join("shop-3", members[3])
+    directory.settings = PULLING
+    assert groups.join("made", members[4])
     await groups.close()
