@@ -90,7 +90,7 @@ def _age(group: GroupStats, stats: BridgeStats) -> int:
 
 
 async def _find_faults(request: ApiRequest) -> list[Concern]:
-    checks = await run_checks(request.services.readiness, request.caller.rights)
+    checks = await run_checks(request)
     return [
         Concern("warn" if check.degraded else "bad", _FAULT, check.name, check.detail, ("settings",), {})
         for check in checks

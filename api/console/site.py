@@ -58,14 +58,14 @@ async def show_audit(request: ApiRequest) -> HttpAnswer:
 @routes.add("GET", f"{PREFIX}/settings", verb=Verb.READ)
 async def show_settings(request: ApiRequest) -> HttpAnswer:
     """Whether promises can be kept now, and for administrators how the process is set."""
-    return _render_settings(request, await run_checks(request.services.readiness, request.caller.rights), [])
+    return _render_settings(request, await run_checks(request), [])
 
 
 @routes.add("POST", f"{PREFIX}/settings", verb=Verb.READ)
 async def examine(request: ApiRequest) -> HttpAnswer:
     """The same, with what `doctor` finds at a running bridge. Changes nothing, so read-only pages have it too."""
     await read_form(request)
-    checks = await run_checks(request.services.readiness, request.caller.rights)
+    checks = await run_checks(request)
     found = [judge_check(msgspec.to_builtins(check)) for check in checks]
     return _render_settings(request, checks, found + await _examine_work(request))
 

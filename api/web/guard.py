@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 import structlog
 
@@ -29,6 +30,7 @@ from bridge.clock import SystemClock
 from bridge.core.grants import Rights
 from bridge.service.access import ANYBODY, AccessService, Caller
 from bridge.service.issuers import BadToken
+from bridge.turns import Recent
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
@@ -230,7 +232,8 @@ class ByteLease:
 
 @dataclass(slots=True)
 class Traffic:
-    """How many requests are being served, as many streams besides, their bytes, and whether new ones are taken."""
+    """How many requests are being served, as many streams besides, their bytes, and whether new ones are taken.
+    `looks`: what readiness finds, while it is being looked for."""
 
     max_in_flight: int = 2_000
     budget: ByteBudget = field(default_factory=ByteBudget)
@@ -238,6 +241,7 @@ class Traffic:
     in_flight: int = 0
     is_draining: bool = False
     refused_proofs: RefusedProofs = field(default_factory=RefusedProofs)
+    looks: Recent[Sequence[Any]] = field(default_factory=lambda: Recent(0, _CLOCK.monotonic_ms))
     streams: Streams = field(init=False)
 
     def __post_init__(self) -> None:

@@ -320,7 +320,7 @@ async def live(request: ApiRequest) -> HttpAnswer:
 async def ready(request: ApiRequest) -> HttpAnswer:
     """Whether promises can be kept now; `?verbose` lists each check."""
     is_verbose = Query(request.query, {"verbose"}).flag("verbose") and request.caller is not NOBODY
-    checks = await run_checks(request.services.readiness, request.caller.rights)
+    checks = await run_checks(request)
     if request.traffic.is_draining:
         checks.append(ReadyCheck("accepting", ok=False, detail="shutting down"))
     is_ready = all(check.ok or check.degraded for check in checks)
@@ -354,9 +354,11 @@ async def _turn(request: ApiRequest, *, is_paused: bool) -> HttpAnswer:
     return json_answer(200, PreparesSwitchedAnswer(not is_paused))
 
 
-async def run_checks(checks: Mapping[str, ReadinessCheck], rights: Rights) -> list[ReadyCheck]:
-    """All of them at once, each within its time, as somebody with these rights may see them."""
-    results = await asyncio.gather(*[_run_check(check) for check in checks.values()])
+async def run_checks(request: ApiRequest) -> list[ReadyCheck]:
+    """All of them at once, each within its time, as the caller may see them. Whoever asks while they run is told what
+    they find: anybody may ask, and each asks Kafka and SQL."""
+    checks, rights = request.services.readiness, request.caller.rights
+    results = await request.traffic.looks.get(lambda: asyncio.gather(*[_run_check(one) for one in checks.values()]))
     return [
         ReadyCheck(
             name, ok=result.is_ok, detail=_show_detail(result, rights), degraded=result.is_degraded and not result.is_ok

@@ -105,6 +105,22 @@ async def test_not_ready_while_callers_are_sent_away(
         assert (again.status_code, detail_of(again)) == (200, "")
 
 
+async def test_many_who_ask_at_once_are_one_look(fake: FakeTransactions) -> None:
+    """Nobody needs a key for it: else whoever reaches the port takes all threads of SQL, and callers are sent away."""
+    looks = 0
+
+    async def look() -> CheckResult:
+        nonlocal looks
+        looks += 1
+        await asyncio.sleep(1)
+        return CheckResult(is_ok=True)
+
+    async with serve(make_services(fake, readiness={"sql": look})) as live:
+        answers = await asyncio.gather(*[live.client.get("/readyz") for _ in range(80)])
+    assert [answer.status_code for answer in answers] == [200] * 80
+    assert looks < 40
+
+
 async def test_one_busy_thread_is_no_overload(database: Database) -> None:
     """Nobody was sent away."""
     busy = Busy(database, is_writing=True)
