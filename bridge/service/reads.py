@@ -21,7 +21,7 @@ from bridge.service.replies import OpFollower
 from bridge.sql.access import ActEntry, read_audit
 from bridge.sql.engine import Database
 from bridge.sql.identity import find_losses
-from bridge.sql.rows import AppliedPosition, MalformedCursor, read_positions
+from bridge.sql.rows import AppliedPosition, MalformedCursor, read_list, read_positions
 from bridge.sql.search import (
     ProjectionStats,
     SearchFilter,
@@ -358,7 +358,7 @@ class SearchService:
 async def read_page(database: Database, work: Callable[[Any], T]) -> T | Refused:
     """A page, or why it cannot be read."""
     try:
-        return await database.read(work)
+        return await read_list(database, work)
     except MalformedCursor:
         detail = "not a cursor of this bridge"
         return Refused(RefusalCode.INVALID_REQUEST, detail, errors=(("cursor", detail),))

@@ -30,6 +30,7 @@ from bridge.sql.leases import (
     remove_ended,
     remove_endpoint,
 )
+from bridge.sql.rows import read_list
 from bridge.sql.tables import directory_version
 from bridge.turns import Recent
 
@@ -226,7 +227,7 @@ class SqlDirectory:
             found = [read_health(conn, name, now_ms) for name in names]
             return [health for health in found if health is not None]
 
-        return await self._database.read(work)
+        return await read_list(self._database, work)
 
     async def refresh(self) -> None:
         """Reads what has changed. Raises SqlUnavailable."""

@@ -141,6 +141,7 @@ class Database:
         self.url = _parse_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._config = config
+        self.list_turns = asyncio.Semaphore(max(1, config.threads // 2))  # see `read_list`
         if self.is_sqlite:
             self.engine = _make_sqlite_engine(self.url, config, is_reader=False).execution_options(**options or {})
             self._reader = _make_sqlite_engine(self.url, config, is_reader=True).execution_options(**options or {})

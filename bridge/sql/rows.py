@@ -1,22 +1,27 @@
 """Rows of the projection <-> views: JSON columns, pages and their cursors, positions, rows while they are folded."""
 
+import asyncio
 import base64
 import hashlib
 import json
 from binascii import b2a_base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from bridge.core.errors import SqlUnavailable
 from bridge.core.message import Receipt
 from bridge.core.transaction import MessageSummary, TransactionState, TransactionView
 from bridge.sql.bulk import make_upsert
+from bridge.sql.engine import Database
 from bridge.sql.tables import projection_positions, timeline_events, transactions
 
+T = TypeVar("T")
 _INT64 = 2**63
+_LIST_TURN_S = 2.0
 
 
 class MalformedCursor(ValueError):
@@ -62,6 +67,20 @@ class LogIdentity(NamedTuple):
     cluster_id: str
     journal_topic_id: str
     op_topic_id: str
+
+
+async def read_list(database: Database, work: Callable[[Connection], T]) -> T:
+    """As `Database.read`, of what callers look through: it has half of the threads at most, and so many may want it
+    that what prepares look up would be sent away. Raises SqlUnavailable."""
+    try:
+        async with asyncio.timeout(_LIST_TURN_S):
+            await database.list_turns.acquire()
+    except TimeoutError as error:
+        raise SqlUnavailable("the database is overloaded") from error
+    try:
+        return await database.read(work)
+    finally:
+        database.list_turns.release()
 
 
 def read_positions(conn: Connection) -> dict[int, AppliedPosition]:

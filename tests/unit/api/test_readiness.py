@@ -27,6 +27,7 @@ from bridge.core.keyring import SecretKey
 from bridge.directory import DEFAULT_SETTINGS
 from bridge.service.access import AccessConfig, AccessService
 from bridge.service.operate import Who
+from bridge.service.reads import read_page
 from bridge.sql.access import MadeKey
 from bridge.sql.at_rest import SecretCipher, use_cipher
 from bridge.sql.directory import SqlDirectory
@@ -119,6 +120,19 @@ async def test_many_who_ask_at_once_are_one_look(fake: FakeTransactions) -> None
         answers = await asyncio.gather(*[live.client.get("/readyz") for _ in range(80)])
     assert [answer.status_code for answer in answers] == [200] * 80
     assert looks < 40
+
+
+async def test_lists_leave_threads_to_what_prepares_look_up(tmp_path: Path) -> None:
+    """Who may read one group can ask for lists on hundreds of connections: callers would be sent away meanwhile."""
+    opened, end = Database(f"sqlite:///{tmp_path}/bridge.db", replace(CONFIG, threads=2)), threading.Event()
+    lists = [asyncio.ensure_future(read_page(opened, lambda _: end.wait(20))) for _ in range(20)]
+    await asyncio.sleep(0.1)  # so that they have taken what they get
+    try:
+        assert await opened.read(lambda _: 7) == 7
+    finally:
+        end.set()
+        await asyncio.gather(*lists)
+        await opened.close()
 
 
 async def test_one_busy_thread_is_no_overload(database: Database) -> None:
