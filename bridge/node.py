@@ -367,7 +367,8 @@ class Node:
         self.audit_heads = AuditHeads(database, HeadTopic(store, topics, keyring), keyring, clock, config.owner)
         operators = Operators(ender, self.reads, trail, topics, limits, self.kafka_time)
         bodies = BodyReader(store, topics, self.bodies.is_lost, config.masks)
-        self.transactions = TransactionService(preparer, ender, operators, self.reads, bodies, clock)
+        shown = CurrentReads(database, ends, positions, clock, limits.projection_wait_ms, is_aside=True)
+        self.transactions = TransactionService(preparer, ender, operators, shown, bodies, clock)
         self._caller = LateCaller(backing.open_caller)  # for calls that are no checks
         self._proof = OwnershipProof(self._caller, clock, self.make_text)
         self.trials = EndpointTrials(self._caller)

@@ -182,12 +182,20 @@ class ProjectionPositions:
 
 
 class CurrentReads:
-    """Reads that wait for the projection."""
+    """Reads that wait for the projection. `is_aside`: of what is only shown; like lists they hold up nothing else."""
 
     def __init__(
-        self, database: Database, ends: EndOffsets, positions: ProjectionPositions, clock: Clock, max_wait_ms: int
+        self,
+        database: Database,
+        ends: EndOffsets,
+        positions: ProjectionPositions,
+        clock: Clock,
+        max_wait_ms: int,
+        *,
+        is_aside: bool = False,
     ) -> None:
         self._database = database
+        self._read = partial(read_list, database) if is_aside else database.read
         self._clock = clock
         self._ends = ends
         self._positions = positions
@@ -246,7 +254,7 @@ class CurrentReads:
         """
         try:
             while True:
-                task = asyncio.ensure_future(self._database.read(lambda c: (read_positions(c), work(c))))
+                task = asyncio.ensure_future(self._read(lambda c: (read_positions(c), work(c))))
                 task.add_done_callback(take_error)
                 if not await deadline.wait(task):
                     task.cancel()

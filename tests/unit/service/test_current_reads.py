@@ -10,7 +10,7 @@ from bridge.core.message import Message, MessageQueue
 from bridge.service.contract import RefusalCode
 from bridge.service.journal import Deadline, EndOffsets
 from bridge.service.reads import CurrentReads, Freshness, ProjectionPositions
-from bridge.sql.engine import InlineDatabase
+from bridge.sql.engine import InlineDatabase, SqlConfig
 from bridge.store.memory.link import Fate, StepKind
 from tests.support.memory_faults import ScriptedFaults
 from tests.support.service_world import ServiceWorld, make_service_world
@@ -29,10 +29,10 @@ class CountingDatabase(InlineDatabase):
         return await super().read(work)
 
 
-def make_reads(world: ServiceWorld, database: InlineDatabase) -> CurrentReads:
+def make_reads(world: ServiceWorld, database: InlineDatabase, *, is_aside: bool = False) -> CurrentReads:
     clock = world.settlers.memory.clock
     ends = EndOffsets(world.settlers.memory.store, world.topics)
-    return CurrentReads(database, ends, ProjectionPositions(database, clock), clock, 2_000)
+    return CurrentReads(database, ends, ProjectionPositions(database, clock), clock, 2_000, is_aside=is_aside)
 
 
 async def append(world: ServiceWorld) -> None:
@@ -91,3 +91,18 @@ async def test_unreachable_log_or_database_is_not_behind(world: ServiceWorld, fa
     assert (await task).currency is Freshness.UNREACHABLE
     missing = await reads.refuse_missing("0" * 28)
     assert (missing.code, missing.transaction_id) == (RefusalCode.UNAVAILABLE, "0" * 28)
+
+
+@in_world(make_service_world)
+async def test_what_is_only_shown_holds_up_no_look_up(world: ServiceWorld) -> None:
+    """However many want it: it takes its turn with lists."""
+    database = InlineDatabase(str(world.database.url))
+    shown = make_reads(world, database, is_aside=True)
+    for _ in range(SqlConfig().threads // 2):
+        await database.list_turns.acquire()
+    deadline = Deadline.after(world.settlers.memory.clock, 500)
+    asked = asyncio.create_task(shown.read_beyond({}, lambda _: 7, deadline))
+    looked_up = await make_reads(world, database).read_beyond({}, lambda _: 7, deadline)
+    assert (looked_up.currency, looked_up.value) == (Freshness.CURRENT, 7)
+    database.list_turns.release()
+    assert (await asked).value == 7
