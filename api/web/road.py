@@ -17,7 +17,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.web.guard import ByteLease, Doorkeeper, RawHeaders, Traffic, identify, refuse_accept
-from api.web.limits import ByteBudget
+from api.web.limits import SMALL_BYTES, ByteBudget, overloaded
 from api.web.metrics import HttpMetrics
 from api.web.openapi import Json
 from api.web.problems import (
@@ -69,7 +69,10 @@ class HttpAnswer:
         if self.media_type is not None:
             headers.append((b"content-type", self.media_type.encode()))
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
-        await send({"type": "http.response.body", "body": self.body})
+        if is_large := len(self.body) > SMALL_BYTES:
+            await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        # of a large one not before most has been read: until then its request has its place, and holds its bytes
+        await send({"type": "http.response.body", "body": b"" if is_large else self.body})
 
 
 def json_answer(status: int, body: object, headers: Sequence[tuple[str, str]] = ()) -> HttpAnswer:
@@ -89,6 +92,13 @@ async def answer_list(
     shown = await request.services.turns.run(each_in_steps(items, lambda item: encode_json(render(item))))
     end = b"}" if rest is None else b"," + encode_json(rest)[1:]
     return HttpAnswer(200, b'{"%b":[%b]%b' % (name.encode(), b",".join(shown), end), headers)
+
+
+def _hold(request: ApiRequest, size: int) -> None:
+    """Counts a large answer among the bytes in flight until it has been read; none for more than a quarter of them, so
+    that any can be given. Raises Rejected."""
+    if size > SMALL_BYTES and not request.lease.grow(min(size, request.traffic.budget.for_large // 4)):
+        raise overloaded(is_read=True)
 
 
 Run = Callable[..., Awaitable[ASGIApp]]
@@ -284,6 +294,8 @@ class Road:
             if match is Match.FULL:
                 request.route_name = route.path_format
                 answer = await _run_granted(route, request, *found["path_params"].values())
+                if isinstance(answer, HttpAnswer) and request.method == "GET":  # nothing was done
+                    _hold(request, len(answer.body))
                 await answer(request.scope, receive, send)
                 return
             if match is Match.PARTIAL:

@@ -9,6 +9,8 @@ import httpx2
 import pytest
 from msgspec.structs import replace
 
+from api.web.guard import MARK
+from api.web.limits import HttpLimits
 from api.web.request import Services
 from bridge.core.check_rules import CheckCalls, CheckTimes, GroupSettings
 from bridge.core.message import Message
@@ -112,6 +114,30 @@ async def test_others_are_served_while_a_large_answer_is_made(
         answer = await large
     assert answer.status_code == 200, answer.text[:500]
     assert services.turns.taken >= len(answer.content) // (2 * STEP_BYTES) >= 1
+
+
+async def test_answers_that_nobody_reads_are_bounded(fake: FakeTransactions) -> None:
+    """Each is in memory until it has been read, and who may read one transaction can ask for it on any number of
+    connections."""
+    services = make_services(fake, limits=HttpLimits(in_flight_bytes=64 * 1024 * 1024))
+    body = Message("orders.created", b"42", b"x" * 1_000_000)
+    (prepared,) = await fake.prepare([PrepareCall("orders", [body] * 11)])
+    assert isinstance(prepared, Prepared)
+    target = f"/v1/transactions/{prepared.transaction_id}?include=messages"
+    begun: list[bytes] = []
+    async with serve(services) as live:
+        head = f"GET {target} HTTP/1.1\r\nHost: 127.0.0.1:{live.port}\r\n{MARK}: 1\r\n\r\n".encode()
+        connections = []
+        for _ in range(6):
+            reader, writer = await asyncio.open_connection("127.0.0.1", live.port, limit=1_024, ssl=live.tls)
+            connections.append(writer)
+            writer.write(head)
+            begun.append(await reader.readuntil(b"\r\n"))
+        assert [line.split()[1] for line in begun] == [b"200"] * 4 + [b"503"] * 2
+        for writer in connections:
+            writer.transport.abort()
+        answers = [await live.client.get(target) for _ in range(20)]  # their places and bytes are free again
+        assert answers[-1].status_code == 200
 
 
 def test_small_answers_take_no_turn() -> None:
