@@ -248,7 +248,9 @@ class QueueBatch:
         topic, queue_id = target.topics.op, target.queue_id
         none: list[Header] = []
         opening = Message(topic, ANSWERS_KEY, NO_ANSWERS, none, queue_id) if messages else None
-        return AtomicBatch(messages, finish, self.kind, opening)
+        # a broker that was frozen may have told an old end of the op topic, behind which others have decided more
+        last_at_most = state.op_start if self.kind is BatchKind.TAKE_OVER else None
+        return AtomicBatch(messages, finish, self.kind, opening, last_at_most)
 
     def _add(self, t: Transaction, to: dict[str, Transaction] | None) -> None:
         transaction_id = t.transaction_id

@@ -6,7 +6,15 @@ from typing import NamedTuple
 
 import structlog
 
-from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, HaltKind, MalformedRecord, QueueHalted, StoreFenced
+from bridge.core.errors import (
+    BatchAborted,
+    BatchOutcomeUnknown,
+    HaltKind,
+    MalformedRecord,
+    QueueHalted,
+    StoreFenced,
+    StoreTimeout,
+)
 from bridge.core.message import MessageQueue, Receipt
 from bridge.core.op_message import Position
 from bridge.core.properties import count_stored_bytes
@@ -36,6 +44,7 @@ from bridge.store.op_topic import WatchedReader
 
 _LOG = structlog.get_logger()
 _MOST_TOLD = 10  # of one batch
+_BELIEVED_MS = 10_000
 
 
 class SettleResult(NamedTuple):
@@ -123,15 +132,25 @@ class OwnedQueue(QueueOwner):
         except QueueHalted as halted:  # frozen meanwhile, what was left may be gone by right
             if (await ports.store.get_offsets(op_queue)).maximum != op.maximum:
                 raise StoreFenced("another owner has written meanwhile") from halted
+            self._check_believed(halted)
             raise
         await ports.mark.check([self.queue_id])
         await self._retry.recover()
         self._reader = WatchedReader(ports.owners, ports.store, ports.clock, self._queue, self.state.s)
         reach(FaultPoint.TAKE_OVER_READ_JOURNAL)
         await writer.write_position(BatchKind.TAKE_OVER)
+        self._memory.fault_seen_ms = None
         if not self.now_ms():  # written, but Kafka could not say when: the journal's time is too early at most
             writer.time.observe(self.state.journal_ms)
         ports.observer.queue_taken(self, self.state.prepared(), self.state.rows)
+
+    def _check_believed(self, halted: QueueHalted) -> None:
+        """A halt is for an operator, and a broker that was frozen tells its log as it was, until it knows that another
+        one leads. Raises StoreTimeout until it is seen for long."""
+        memory, now_ms = self._memory, self._ports.clock.monotonic_ms()
+        memory.fault_seen_ms = now_ms if memory.fault_seen_ms is None else memory.fault_seen_ms
+        if now_ms - memory.fault_seen_ms < _BELIEVED_MS:
+            raise StoreTimeout(f"{halted}; this is looked at once more before it is believed") from halted
 
     async def _check_missing(self, position: Position) -> None:
         """Raises QueueHalted where half messages that were to be read back are gone, as from a compacted journal.

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 
-from bridge.core.errors import MalformedRecord, UnknownRecordVersion
+from bridge.core.errors import BatchAborted, MalformedRecord, UnknownRecordVersion
 from bridge.core.message import BY_KEY, Message, MessageQueue, Receipt, StoredMessage
 from bridge.core.properties import count_stored_bytes
 from bridge.core.queue_state import effective_ordering_hash
@@ -92,13 +92,20 @@ class AtomicBatch:
     `messages` are put first, in order; when all their offsets are known `finish` gets one Receipt for
     each and gives the records that close the batch (op messages, then the position as the last one).
     `finish` is pure. Every message names its queue. `opening` goes with the messages, so that its queue joins the
-    Kafka transaction in the same request as theirs.
+    Kafka transaction in the same request as theirs. `last_at_most`: the highest offset the last record may get, or all
+    of it is aborted.
     """
 
     messages: Sequence[Message]
     finish: Callable[[Sequence[Receipt]], Sequence[Message]]
     kind: BatchKind = BatchKind.SETTLE
     opening: Message | None = None
+    last_at_most: int | None = None
+
+    def check_last(self, offset: int | None) -> None:
+        """Before the commit. Raises BatchAborted."""
+        if self.last_at_most is not None and (offset is None or offset > self.last_at_most):
+            raise BatchAborted(f"the last record is at {offset}, and should be at {self.last_at_most}")
 
 
 class BatchResult(NamedTuple):

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -140,6 +141,18 @@ async def test_too_large_message_aborts_the_batch(world: ContractWorld, owner: O
     assert await read_values(world, queue) == [b"next"]
     assert await read_values(world, small) == [b"small"]
     assert await read_values(world, op) == [b"position"]
+
+
+async def test_batch_that_comes_behind_its_place_is_aborted(world: ContractWorld, owner: Owner) -> None:
+    """An owner that does not know the end of its queue has not read all of it; nothing of its batch is visible (D)."""
+    op = await make_queue(world)
+    await owner.writer.put_all(replace(batch_of([], to(op, b"first")), last_at_most=0))
+    with pytest.raises(BatchAborted):
+        await owner.writer.put_all(replace(batch_of([], to(op, b"never")), last_at_most=0))
+    await until_stable(world, op)
+    end = (await world.process.store.get_offsets(op)).maximum
+    await owner.writer.put_all(replace(batch_of([], to(op, b"next")), last_at_most=end))
+    assert await read_values(world, op) == [b"first", b"next"]
 
 
 async def test_missing_destination_fails_the_batch(world: ContractWorld, owner: Owner) -> None:

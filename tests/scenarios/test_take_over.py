@@ -11,7 +11,7 @@ from bridge.store.memory.link import StepKind
 from bridge.store.memory.log import compact
 from bridge.store.memory.process import MemoryBatchWriter
 from bridge.store.memory.store import MemoryQueueReader
-from bridge.store.message_store import AtomicBatch, BatchResult, GetResult, GetStatus
+from bridge.store.message_store import AtomicBatch, BatchResult, GetResult, GetStatus, QueueOffsets
 from tests.support.held_steps import HeldSteps
 from tests.support.settler_world import SettlerWorld, make_settler_world
 from tests.support.virtual_time import in_world
@@ -64,6 +64,39 @@ async def test_successor_reads_to_the_real_end_of_the_op_topic(world: SettlerWor
             await world.memory.clock.sleep_ms(20_000)
     assert world.memory.visible("credits") == [b"v"]
     assert world.read_op().positions[-1].owner == "second"
+
+
+@pytest.mark.parametrize("name", ["op", "half"])
+def test_broker_that_was_frozen_tells_the_end_of_its_log_as_it_was(name: str) -> None:
+    """Until it knows that another one leads: nothing is decided again, and nothing is taken for lost (D, T)."""
+    world = make_settler_world()
+    queue, clock = MessageQueue(getattr(world.topics, name), 0), world.memory.clock
+
+    async def story() -> None:
+        async with world.settling("first") as first:
+            await world.prepare("a", Message("credits", b"k", b"v"))
+            await world.settled()
+            old = await world.memory.store.get_offsets(queue)
+            await world.commit("a")
+            await world.settled()
+            first.freeze()
+            async with world.settling("second") as second:
+                asked_ms: list[int] = []
+                ask = second.store.get_offsets
+
+                async def answer(of: MessageQueue) -> QueueOffsets:
+                    if of == queue:
+                        asked_ms.append(clock.monotonic_ms())
+                    return old if of == queue and asked_ms[-1] - asked_ms[0] < 3_000 else await ask(of)
+
+                second.store.get_offsets = answer  # type: ignore[method-assign]
+                await clock.sleep_ms(40_000)
+                assert world.settlers["second"].status[0].hold is Hold.OWNED
+            assert not world.watches["second"].halts
+            first.thaw()
+
+    world.run(story())
+    assert world.memory.visible("credits") == [b"v"]
 
 
 @pytest.mark.parametrize("batches", [1, 2])

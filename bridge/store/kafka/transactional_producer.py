@@ -222,6 +222,11 @@ class TransactionalProducer:
             closing = batch.finish(receipts)
             last = self._put_closing(producer, closing)
             reach(points.sent_all)
+            try:
+                batch.check_last(_offset_of(last))
+            except BatchAborted:
+                producer.abort_transaction(self._call_s)
+                raise
             producer.commit_transaction(self._call_s)
             reach(points.committed)
         except CLIENT_ERRORS as raised:
@@ -351,9 +356,14 @@ def _find_reason(producer: Producer, error: KafkaError) -> KafkaError:
     return error
 
 
-def _make_result(receipts: Sequence[Receipt], last: Report | None) -> BatchResult:
+def _offset_of(last: Report | None) -> int | None:
     offset = None if last is None else last.offset()
-    if last is None or offset is None or offset < 0:  # its own answer was lost: then the time is this machine's
+    return None if offset is None or offset < 0 else offset
+
+
+def _make_result(receipts: Sequence[Receipt], last: Report | None) -> BatchResult:
+    offset = _offset_of(last)
+    if last is None or offset is None:  # its own answer was lost: then the time is this machine's
         return BatchResult(receipts, None, -1)
     return BatchResult(receipts, offset, last.timestamp()[1])
 

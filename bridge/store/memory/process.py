@@ -144,6 +144,9 @@ class MemoryBatchWriter:
                 raise _make_fatal(error) from error
             await self._abort(producer)
             raise BatchAborted(error.code.value, error.topic) from error
+        except BatchAborted:
+            await self._abort(producer)
+            raise
         except NoAnswerError as error:
             raise _make_fatal(error) from error
         self._turn = 1 - self._turn
@@ -170,9 +173,11 @@ async def _write(producer: MemoryProducer, batch: AtomicBatch) -> BatchResult:
         for message, one in zip(batch.messages, appended, strict=True)
     ]
     closing = await producer.put(batch.finish(receipts))
-    await producer.end(is_commit=True)
     last = closing[-1] if closing else Appended(-1, -1)
-    return BatchResult(receipts, last.queue_offset if last.queue_offset >= 0 else None, last.stored_ms)
+    last_offset = last.queue_offset if last.queue_offset >= 0 else None
+    batch.check_last(last_offset)
+    await producer.end(is_commit=True)
+    return BatchResult(receipts, last_offset, last.stored_ms)
 
 
 def _make_fatal(error: LogError | NoAnswerError) -> BatchOutcomeUnknown:
