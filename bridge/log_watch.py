@@ -20,7 +20,7 @@ from bridge.core.keyring import OpSeals
 from bridge.core.message import MessageQueue, Receipt
 from bridge.core.op_message import LogTopics, Position
 from bridge.core.position import Witness, check_topics
-from bridge.core.topics import InternalTopics
+from bridge.core.topics import PARKED_QUEUE, InternalTopics
 from bridge.core.transaction import TransactionView
 from bridge.sql.engine import Database
 from bridge.sql.identity import (
@@ -284,11 +284,6 @@ class LostBodies(NamedTuple):
     transactions: int
     first: tuple[str, ...]
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether all are among the first."""
-        return len(self.first) == self.transactions
-
 
 class BodyWatch:
     """What this process knows of them, from a look every half a minute."""
@@ -299,17 +294,20 @@ class BodyWatch:
         self._topics = topics
         self._clock = clock
         self._begins: Mapping[int, int] = {}
+        self._copies_begin = 0
         self.lost: Mapping[int, LostBodies] = {}
 
     def is_lost(self, view: TransactionView) -> bool:
         """Whether the journal begins after the half message, and there is no copy of it."""
-        return view.parked_offset is None and view.queue_offset < self._begins.get(view.queue_id, 0)
+        has_copy = view.parked_offset is not None and view.parked_offset >= self._copies_begin
+        return not has_copy and view.queue_offset < self._begins.get(view.queue_id, 0)
 
     def describe(self) -> str:
         """For operators; nothing if none is lost."""
         told = [
             f"queue {queue_id}: the journal begins at offset {lost.begin} now, and {lost.transactions} transactions "
-            f"that are not over lie before it without a copy: {', '.join(lost.first)}{'' if lost.is_whole else ', ...'}"
+            f"that are not over lie before it without a copy: {', '.join(lost.first)}"
+            f"{', ...' if lost.transactions > len(lost.first) else ''}"
             for queue_id, lost in self.lost.items()
         ]
         return f"{'; '.join(told)}; {_BODIES_REMEDY}" if told else ""
@@ -327,13 +325,14 @@ class BodyWatch:
         """Looks now. Raises StoreError and SqlUnavailable."""
         queues = [MessageQueue(self._topics.half, queue_id) for queue_id in range(self._topics.queues)]
         begins = {queue.queue_id: (await self._store.get_offsets(queue)).minimum for queue in queues}
-        found = await self._database.read(partial(read_without_body, begins=begins, most=_SHOWN))
+        copies = (await self._store.get_offsets(MessageQueue(self._topics.parked, PARKED_QUEUE))).minimum
+        found = await self._database.read(partial(read_without_body, begins=begins, copies_begin=copies, most=_SHOWN))
         lost = {queue_id: LostBodies(begins[queue_id], count, ids) for queue_id, (count, ids) in found.items()}
         for queue_id, one in lost.items():
             if one != self.lost.get(queue_id):
                 begin, transactions, first = one
                 _LOG.error("bodies_lost", queue=queue_id, journal_begins=begin, transactions=transactions, first=first)
-        self._begins, self.lost = begins, lost
+        self._begins, self._copies_begin, self.lost = begins, copies, lost
 
 
 # --- what is written, and cannot be read: a Kafka transaction that hangs (KIP-664) ---

@@ -126,19 +126,21 @@ def explain(view: TransactionView, around: Circumstances) -> Explanation:
             f"{'Parked' if view.state is TransactionState.PARKED else 'Pending'}: queue {view.queue_id} halts "
             f"({around.halt}), so nothing is decided about it, and nobody is asked, until an operator has acted."
         )
-    if view.state is TransactionState.PARKED:
-        reason = _PARKED.get(view.reason or "", view.reason or "no reason is recorded")
-        return Explanation(
-            f"Parked: {reason}; nobody is asked any more, and it ends when its producer or an operator ends it, or "
-            "begins anew when an operator resumes it."
-        )
-    pending = _explain_pending(view, around)
-    return _say_loss(pending) if around.is_body_lost else pending
+    undecided = _explain_parked(view) if view.state is TransactionState.PARKED else _explain_pending(view, around)
+    return _say_loss(undecided) if around.is_body_lost else undecided
 
 
-def _say_loss(pending: Explanation) -> Explanation:
-    return pending._replace(
-        text=f"{pending.text[:-1]}; but no log has its messages any more: a commit is refused, and what its producer "
+def _explain_parked(view: TransactionView) -> Explanation:
+    reason = _PARKED.get(view.reason or "", view.reason or "no reason is recorded")
+    return Explanation(
+        f"Parked: {reason}; nobody is asked any more, and it ends when its producer or an operator ends it, or "
+        "begins anew when an operator resumes it."
+    )
+
+
+def _say_loss(undecided: Explanation) -> Explanation:
+    return undecided._replace(
+        text=f"{undecided.text[:-1]}; but no log has its messages any more: a commit is refused, and what its producer "
         "has committed must be prepared anew."
     )
 

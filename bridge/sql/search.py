@@ -225,15 +225,18 @@ def find_full_groups(conn: Connection, most_pending: int, most_parked: int) -> d
     return {group: bool(is_parked) for group, is_parked in found}
 
 
-def read_without_body(conn: Connection, begins: Mapping[int, int], most: int) -> dict[int, tuple[int, tuple[str, ...]]]:
-    """Transactions that are not over, older than where the journal `begins` in their queue, and without a copy: how
-    many, and the ids of at most so many. Queues without any are left out. Ended rows are purged before their bodies
-    are, so that few rows are looked at unless something is wrong.
+def read_without_body(
+    conn: Connection, begins: Mapping[int, int], copies_begin: int, most: int
+) -> dict[int, tuple[int, tuple[str, ...]]]:
+    """Transactions that are not over, older than where the journal `begins` in their queue, and without a copy that is
+    still there: how many, and the ids of at most so many. Queues without any are left out. Ended rows are purged before
+    their bodies are, so that few rows are looked at unless something is wrong.
     """
     found = {}
     for queue_id, begin in begins.items():
         is_lost = (
-            _T.id < make_row_id(0, begin), _T.queue_id == queue_id, _T.live == 1, _T.parked_offset.is_(None),
+            _T.id < make_row_id(0, begin), _T.queue_id == queue_id, _T.live == 1,
+            sa.func.coalesce(_T.parked_offset, -1) < copies_begin,
         )  # fmt: skip
         ids = conn.execute(sa.select(_T.transaction_id).where(*is_lost).order_by(_T.id).limit(most + 1)).scalars().all()
         if ids:

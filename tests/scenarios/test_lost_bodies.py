@@ -82,22 +82,44 @@ async def test_short_retention_is_refused_before_kafka_looks_for_what_it_may_del
         assert world.memory.clock.monotonic_ms() - begun_ms < 60_000
 
 
+async def park(world: LostLogWorld, node: Node) -> Prepared:
+    made = await world.prepare(node, b"v", max_lifetime_s=1, immunity_s=0)
+
+    async def is_parked() -> bool:
+        view = await node.transactions.get(made.transaction_id)
+        return isinstance(view, TransactionView) and view.state is TransactionState.PARKED
+
+    await world.until_true(is_parked, "parked")
+    return made
+
+
 @in_world(make_lost_log_world)
 async def test_parked_transaction_is_not_told(world: LostLogWorld) -> None:
     """It has a copy, from which it is published."""
     async with world.running() as node:
-        made = await world.prepare(node, b"v", max_lifetime_s=1, immunity_s=0)
-
-        async def is_parked() -> bool:
-            view = await node.transactions.get(made.transaction_id)
-            return isinstance(view, TransactionView) and view.state is TransactionState.PARKED
-
-        await world.until_true(is_parked, "parked")
+        made = await park(world, node)
         await lose_bodies(world)
         await world.memory.clock.sleep_ms(60_000)
         assert node.bodies.lost == {}
         assert (await world.end(node, made)).state is TransactionState.COMMITTED
     assert world.memory.visible("orders") == [b"v"]
+
+
+@in_world(make_lost_log_world)
+async def test_parked_transaction_whose_copy_was_deleted_is_told(world: LostLogWorld) -> None:
+    """Somebody takes the parked topic for a queue of dead letters, and empties it: as long as the journal has the
+    message nothing is lost."""
+    async with world.running() as node:
+        made = await park(world, node)
+        copies = world.memory.cluster.log.topics[world.topics.parked].partitions[0]
+        copies.drop_below(copies.maximum)
+        await world.memory.clock.sleep_ms(60_000)
+        assert node.bodies.lost == {}
+        await world.memory.clock.sleep_ms(_CARRIED_MS)
+        await lose_bodies(world)
+        await world.until(lambda: bool(node.bodies.lost), "told")
+        assert made.transaction_id in node.bodies.describe()
+        assert "no log has its messages any more" in await explain(node, made)
 
 
 @in_world(make_lost_log_world)
