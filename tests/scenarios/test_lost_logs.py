@@ -92,6 +92,6 @@ async def test_topic_recreated_under_a_take_over_halts_it(world: SettlerWorld, f
         await coming.reached.wait()  # the end of the op topic is known, nothing of it is read
         recreate(world, world.topics.op)
         coming.release()
-        await world.memory.clock.sleep_ms(10_000)
+        await world.memory.clock.sleep_ms(20_000)
         assert world.settlers["next"].status[0].hold.value == "halted"
     assert world.memory.visible("credits") == [b"v"]
