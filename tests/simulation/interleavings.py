@@ -29,8 +29,10 @@ schedules have those.
 """
 
 import argparse
+import gc
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from time import monotonic
 
 from msgspec import Struct
@@ -88,6 +90,17 @@ class _Frame(Struct):
     interleavings: int = 0
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """What was met is kept to the end: looking through it for garbage would take a quarter of the time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@_uncollected()
 def explore(setting: Setting) -> Tally:
     """Depth first, up to the first broken promise. The interleavings of a state are the sum of those behind it."""
     contest, tally = Contest(setting), Tally(setting)

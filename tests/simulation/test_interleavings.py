@@ -11,6 +11,7 @@ from tests.simulation.interleavings import SETTINGS, describe, explore, tell
 from tests.simulation.ownership_race import Choice, Contest
 from tests.simulation.stepped_log import Deal, Setting
 
+pytestmark = pytest.mark.usefixtures("quiet")
 _ALONE = Setting("one", (Deal((Message("orders", b"k", b"v"),), Resolution.COMMIT),), 1, can_crash=False)
 
 

@@ -6,14 +6,12 @@ test as they are. `REFERENCE_EXAMPLES=5000` runs so many others instead, drawn a
 """
 
 import json
-import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -470,15 +468,6 @@ def shown(topic: str, record: StoredMessage) -> Body:
     """A record as consumers see it, without the transaction's id."""
     assert record.headers[-1][0] == "transaction-id"
     return Body(topic, record.key, record.value, tuple(record.headers[:-1]))
-
-
-@pytest.fixture
-def quiet() -> Iterator[None]:
-    """Logs of thousands of stories cost more than the stories."""
-    before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    yield
-    structlog.configure(**before)
 
 
 @pytest.mark.timeout(1_200)
