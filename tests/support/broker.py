@@ -11,6 +11,7 @@ import pytest
 from bridge.broker.dev_broker import DevBroker, StartCache
 from bridge.broker.jars import fetch_jars
 from bridge.broker.ports import FileLock, JarsUnavailable, JavaMissing, find_java
+from tests.support.removal import remove_beside
 
 BrokerFactory = Callable[..., DevBroker]
 _PEACE_S = 120.0
@@ -35,17 +36,18 @@ def running_broker(
 
     `kill()`, `pause()`, `resume()`, `stop()` and `start()` act on the same data and port.
     """
-    with tempfile.TemporaryDirectory(prefix="outbox-bridge-kafka-", ignore_cleanup_errors=True) as folder:
-        broker = DevBroker(Path(folder), port=None, heap_mb=heap_mb, is_long_lived=is_long_lived, settings=settings)
+    folder = Path(tempfile.mkdtemp(prefix="outbox-bridge-kafka-"))
+    broker = DevBroker(folder, port=None, heap_mb=heap_mb, is_long_lived=is_long_lived, settings=settings)
+    try:
         try:
             _keep_classes()
             broker.start()
         except (JavaMissing, JarsUnavailable) as missing:
             pytest.skip(f"no Kafka: {missing}. {missing.remedy}")
-        try:
-            yield broker
-        finally:
-            broker.kill()
+        yield broker
+    finally:
+        broker.kill()
+        remove_beside(folder)
 
 
 @contextmanager

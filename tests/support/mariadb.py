@@ -12,6 +12,8 @@ from pathlib import Path
 import pymysql
 import pytest
 
+from tests.support.removal import remove_beside
+
 _INSTALL = shutil.which("mariadb-install-db")
 _SERVER = shutil.which("mariadbd") or shutil.which("mariadbd", path="/usr/sbin")
 _START_SECONDS = 60
@@ -62,7 +64,7 @@ class MariaServer:
     def close(self) -> None:
         """At once: nothing of it is needed any more."""
         self.kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        remove_beside(self._folder)
 
     def _await_start(self) -> None:
         until = time.monotonic() + _START_SECONDS

@@ -23,6 +23,7 @@ import pytest_asyncio
 import sqlalchemy as sa
 
 from bridge.sql.engine import Database, upgrade
+from tests.support.removal import remove_beside
 
 _TEMPLATE = "migrated"
 _START_TRIES = 6
@@ -45,7 +46,8 @@ class PostgresServer:
     def create(self, template: str = "template0") -> str:
         """The URL of a new database."""
         name = f"test_{next(self._numbers)}"
-        self._execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+        # (which writes no log of each page, and takes a third less)
+        self._execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY")
         return self.url_of(name)
 
     def create_migrated(self) -> str:
@@ -103,7 +105,7 @@ class PostgresServer:
         """At once and without a checkpoint: nothing of it is needed any more."""
         self.kill()
         self._server.cleanup()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        remove_beside(self._folder)
 
     def _signal_all(self, number: signal.Signals) -> None:
         postmaster = psutil.Process(self._server.get_pid())
