@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, Protocol
 import httpx2
 
 from outbox.client.calls import JSON, PUBLISH, Call, PrepareOptions, check_group, is_batch, join, prepare_call
-from outbox.client.config import HttpConfig, RenewedTls, check_seconds, check_url
+from outbox.client.config import HttpConfig, check_seconds, check_url, renewed_proof, renewed_tls
 from outbox.client.errors import HandOverUnavailable, InvalidMessage, Outcome, Problem
 from outbox.client.listener import TransactionState
 from outbox.client.message import Message
@@ -114,7 +114,8 @@ class HttpHandOver:
         self._config = HttpConfig()
         is_secured = client is None and url.startswith("https:")
         # certificates that cannot be read are told now; without TLS none is needed, and reading them takes long
-        self._tls = RenewedTls(self._config) if is_secured else None
+        self._tls = renewed_tls(self._config) if is_secured else None
+        self._proof = renewed_proof(self._config)
         self._own: dict[int, httpx2.Client] = {}  # by process: two on one connection would get each other's answers
         self._renewed: dict[int, httpx2.Client] = {}  # other threads may still use them
 
@@ -140,8 +141,8 @@ class HttpHandOver:
         return self._own.get(pid) or self._own.setdefault(pid, self._make_client())
 
     def _make_client(self) -> httpx2.Client:
-        config, verify = self._config, False if self._tls is None else self._tls.context
-        return httpx2.Client(timeout=self._timeout_s, headers=config.proof, verify=verify, trust_env=config.trust_env)
+        verify = False if self._tls is None else self._tls.current
+        return httpx2.Client(timeout=self._timeout_s, verify=verify, trust_env=self._config.trust_env)
 
     def _send(self, calls: Sequence[Call]) -> list[PublishResult]:
         fates: list[PublishResult] = []
@@ -170,9 +171,14 @@ class HttpHandOver:
 
     def _exchange(self, calls: Sequence[Call]) -> Answer:
         request = join(PUBLISH, [call.item for call in calls], self._wait_s)
+        self._proof.look(time.monotonic())
+        proof = self._proof.current if self._given is None else {}
         try:
             response = self._find_client().request(
-                request.method, self._url + request.target, content=request.body, headers={"Content-Type": JSON}
+                request.method,
+                self._url + request.target,
+                content=request.body,
+                headers={"Content-Type": JSON, **proof},
             )
         except httpx2.HTTPError as error:
             is_sent = not isinstance(error, _NOT_SENT)

@@ -5,10 +5,11 @@ import math
 import os
 import re
 import ssl
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
 from outbox.client.errors import OutboxConfigError
@@ -19,6 +20,7 @@ _LOOK_EACH_S = 1.0
 
 # Source: RFC 9110 section 5
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_KEY_NAME = "OUTBOX_BRIDGE_KEY"
 _KEY = re.compile(r"[\x21-\x7e]+")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
@@ -30,18 +32,32 @@ def _read_variable(name: str) -> str | None:
 def read_secret(name: str) -> str | None:
     """The environment variable, or what is in the file that `NAME_FILE` names. Raises OutboxConfigError."""
     secret, path = os.environ.get(name), os.environ.get(f"{name}_FILE")
-    if secret or not path:
-        return secret or None
+    return secret or (_read_secret_file(name, path) if path else None)
+
+
+def _read_secret_file(name: str, path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise OutboxConfigError(f"{name}_FILE: cannot read {path}: {error}") from None
 
 
+class _KeyOfFile(str):
+    """The key that was in the file which the environment names, and which may be written anew."""
+
+    __slots__ = ()
+
+
+def _read_key() -> str | None:
+    key = read_secret(_KEY_NAME)
+    return key if key is None or _read_variable("KEY") else _KeyOfFile(key)
+
+
 @dataclass(frozen=True, slots=True)
 class HttpConfig:
     """How the bridge is reached. `key`: an API key of the bridge, else that of the environment variable
-    `OUTBOX_BRIDGE_KEY`, or of the file that `OUTBOX_BRIDGE_KEY_FILE` names. `headers`: sent with every request.
+    `OUTBOX_BRIDGE_KEY`, or of the file that `OUTBOX_BRIDGE_KEY_FILE` names, as it is now. `headers`: sent with every
+    request.
 
     `ca_file`: whose certificate an https bridge must show, else those that the system trusts; `client_cert_file`,
     `client_key_file`: the certificate that is shown to it (PEM). Each is read when a connection is first needed, and
@@ -55,7 +71,7 @@ class HttpConfig:
     slack_s: float = 4.0
     max_connections: int = 32
     keep_alive_s: float = 15.0  # below the bridge's own, or it closes a connection just when it is used
-    key: str | None = field(default_factory=partial(read_secret, "OUTBOX_BRIDGE_KEY"), repr=False)
+    key: str | None = field(default_factory=_read_key, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     ca_file: str | None = field(default_factory=partial(_read_variable, "CA_FILE"))
     client_cert_file: str | None = field(default_factory=partial(_read_variable, "CLIENT_CERT_FILE"))
@@ -97,39 +113,52 @@ class HttpConfig:
         return tls
 
 
-class RenewedTls:
-    """TLS by the files of a config as they are now: certificates are renewed while a service runs."""
+T = TypeVar("T")
 
-    def __init__(self, config: HttpConfig) -> None:
-        """Raises OutboxConfigError."""
-        self._config = config
+
+class Renewed(Generic[T]):
+    """What some files hold, as they are now: certificates and keys are renewed while a service runs."""
+
+    def __init__(self, what: str, files: Sequence[str | None], read: Callable[[], T], current: T | None = None) -> None:
+        """`current`: counts until the first look, else what `read` returns. Raises what that does."""
+        self._what = what
+        self._files = [path for path in files if path]
+        self._read = read
         self._look_at_s = 0.0
         self._told = ""  # why the newest files are not used
-        self._written = self._find_written()
-        self.context = config.make_tls()
+        self._written = [*map(_stamp_of, self._files)] if current is None else []
+        self.current = read() if current is None else current
 
     def look(self, now_s: float) -> bool:
-        """Whether other files count from now on; those that are no pair yet are looked at again. Once a second."""
+        """Whether other files count from now on; those that cannot be used yet are looked at again. Once a second."""
         if now_s < self._look_at_s:
             return False
         self._look_at_s = now_s + _LOOK_EACH_S
-        if (written := self._find_written()) == self._written:
+        if (written := [*map(_stamp_of, self._files)]) == self._written:
             return False
         try:
-            self.context = self._config.make_tls()
+            self.current = self._read()
         except OutboxConfigError as error:
             if str(error) != self._told:
-                _LOG.warning("certificates_kept reason=%s", error)
+                _LOG.warning("%s_kept reason=%s", self._what, error)
             self._told = str(error)
             return False
         self._written, self._told = written, ""
         return True
 
-    def _find_written(self) -> list[tuple[int, int] | None]:
-        config = self._config
-        if config.ssl_context is not None:
-            return []
-        return [_stamp_of(path) for path in (config.ca_file, config.client_cert_file, config.client_key_file) if path]
+
+def renewed_tls(config: HttpConfig) -> Renewed[ssl.SSLContext]:
+    """What speaks to an https bridge. Raises OutboxConfigError."""
+    own = (config.ca_file, config.client_cert_file, config.client_key_file)
+    return Renewed("certificates", own if config.ssl_context is None else (), config.make_tls)
+
+
+def renewed_proof(config: HttpConfig) -> Renewed[Mapping[str, str]]:
+    """The header that carries the key."""
+    path = _read_variable("KEY_FILE") if isinstance(config.key, _KeyOfFile) else None
+    return Renewed(
+        "key", (path,), lambda: replace(config, key=_read_secret_file(_KEY_NAME, path or "")).proof, config.proof
+    )
 
 
 def _stamp_of(path: str) -> tuple[int, int] | None:

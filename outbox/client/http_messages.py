@@ -17,7 +17,7 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from outbox.client.calls import JSON, Request
-from outbox.client.config import HttpConfig, RenewedTls
+from outbox.client.config import HttpConfig, Renewed, renewed_proof, renewed_tls
 from outbox.client.errors import OutboxConfigError
 
 # --- requests to a bridge and answers, as HTTP/1.1 has them, and the way that they take ---
@@ -186,7 +186,7 @@ class Route:
 
     host: str
     port: int
-    tls: RenewedTls | None
+    tls: Renewed[ssl.SSLContext] | None
     server_name: str
     tunnel: bytes | None = None
     proxy: str | None = None
@@ -196,7 +196,7 @@ def find_route(url: SplitResult, config: HttpConfig) -> Route:
     """The way to this address. Raises OutboxConfigError."""
     host, port = _host_of(url), url.port or _PORTS[url.scheme]
     # loading certificates takes long, and plain HTTP needs none
-    tls = RenewedTls(config) if url.scheme == "https" else None
+    tls = renewed_tls(config) if url.scheme == "https" else None
     found = getproxies() if config.trust_env else {}
     address = found.get(url.scheme) or found.get("all")
     if address is None or proxy_bypass(f"{host}:{port}"):
@@ -225,14 +225,16 @@ class RequestHead:
         }
         if config.trust_env and (login := _find_login(_host_of(url))) is not None:
             headers["authorization"] = f"Authorization: {login}"
-        if config.key is not None:
-            headers["authorization"] = f"Authorization: Bearer {config.key}"
-        headers |= {name.lower(): f"{name}: {value}" for name, value in config.headers.items()}
-        lines = "\r\n".join(headers.values()) + "\r\n" + (route.proxy or "" if is_proxied else "")
-        self._lines = lines.encode("latin-1")
+        self._first = headers
+        self._own = config.headers
+        self._last = route.proxy or "" if is_proxied else ""
+        self._proof = renewed_proof(config)
+        self._lines = self._write_lines()
 
     def encode(self, request: Request) -> bytes:
         """The bytes of a request."""
+        if self._proof.look(time.monotonic()):
+            self._lines = self._write_lines()
         start = f"{request.method} {self._prefix}{request.target} HTTP/1.1\r\n".encode("latin-1")
         if request.method == "GET":
             return b"%b%b\r\n" % (start, self._lines)
@@ -241,6 +243,12 @@ class RequestHead:
         prefer = b"Prefer: respond-async\r\n" if request.prefers_async else b""
         of_body = b"Content-Type: %b\r\nContent-Length: %d\r\n" % (JSON.encode(), len(body))
         return b"%b%b%b%b%b\r\n%b" % (start, self._lines, first, prefer, of_body, body)
+
+    def _write_lines(self) -> bytes:
+        """Headers with one name count once, the caller's own last."""
+        named = {**self._proof.current, **self._own}
+        headers = self._first | {name.lower(): f"{name}: {value}" for name, value in named.items()}
+        return ("\r\n".join(headers.values()) + "\r\n" + self._last).encode("latin-1")
 
 
 def _host_of(url: SplitResult) -> str:

@@ -198,7 +198,7 @@ class LoopTransport(Transport["_LoopConnection"]):
     async def _connect(self, deadline_s: float) -> "_LoopConnection":
         route = self._route
         connection = _LoopConnection()
-        direct = route.tls.context if route.tls is not None and route.tunnel is None else None
+        direct = route.tls.current if route.tls is not None and route.tunnel is None else None
         _, _ = await self._loop.create_connection(
             lambda: connection,
             route.host,
@@ -214,7 +214,7 @@ class LoopTransport(Transport["_LoopConnection"]):
         try:
             if route.tunnel is not None and route.tls is not None:
                 await _open_tunnel(connection, route.tunnel, deadline_s)
-                await connection.secure(route.tls.context, route.server_name)
+                await connection.secure(route.tls.current, route.server_name)
         except BaseException:
             self._drop(connection)
             raise
@@ -349,7 +349,7 @@ class ThreadTransport(Transport["_ThreadConnection"]):
             if route.tunnel is not None:
                 await _open_tunnel(connection, route.tunnel, deadline_s)
             if route.tls is not None:
-                connection.secure(route.tls.context, route.server_name, deadline_s)
+                connection.secure(route.tls.current, route.server_name, deadline_s)
             self._note_open(connection)
         except BaseException:
             connection.abort()

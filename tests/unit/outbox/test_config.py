@@ -1,13 +1,18 @@
 """Settings are checked when they are made."""
 
 import asyncio
+import time
+from contextlib import closing
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from outbox import AsyncBridge, Bridge, BridgeConfig, HttpConfig, Message, Misuse, OutboxConfigError
-from outbox.client.config import check_url
+from outbox.client import config
+from outbox.client.config import check_url, renewed_proof
+from outbox.hand_over import HttpHandOver, OutboxRow
 from tests.support.authority import Authority
 from tests.support.canned_http import canned_server
 from tests.support.sdk_twins import AwaitedSession, Session
@@ -115,6 +120,59 @@ def test_credential_goes_with_every_request() -> None:
         bridge.answer("POST", "/v1/messages", 200, {"transaction_id": "t1", "state": "COMMITTED"})
         face.publish(Message("orders"))
     assert [asked.headers["Authorization"] for asked in bridge.asked] == ["Bearer secret"] * 2
+
+
+class Way(StrEnum):
+    """By which a call goes to the bridge."""
+
+    THREADS = "threads"
+    LOOP = "loop"
+    RELAY = "relay"
+
+
+@pytest.mark.parametrize("way", Way)
+async def test_key_of_a_file_is_the_one_that_is_in_it_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Way
+) -> None:
+    """It is rotated while a service runs: the old one is revoked, and all that it sent was refused until a restart.
+
+    What cannot be a key, as a file that is being written, changes nothing.
+    """
+    monkeypatch.setattr(config, "_LOOK_EACH_S", 0.0)
+    path = tmp_path / "key"
+    monkeypatch.setenv("OUTBOX_BRIDGE_KEY_FILE", str(path))
+    path.write_text("obk_first\n")
+    with canned_server(keeps_connections=True) as bridge:
+        bridge.answer("POST", "/v1/messages", 200, {"transaction_id": "t1", "state": "COMMITTED"})
+        async with AsyncBridge(bridge.url, "shop") as loop:
+            with Bridge(bridge.url, "shop") as threads, closing(HttpHandOver(bridge.url, "shop")) as relay:
+                for written in ("obk_first", "obk_second", "", "no key", None, "obk_third"):
+                    if written is None:
+                        path.unlink()
+                    else:
+                        path.write_text(written)
+                    match way:
+                        case Way.THREADS:
+                            threads.publish(Message("orders"))
+                        case Way.LOOP:
+                            await loop.publish(Message("orders"))
+                        case Way.RELAY:
+                            relay.publish([OutboxRow(1, "1", "1", "orders")])
+    sent = [asked.headers["Authorization"].removeprefix("Bearer obk_") for asked in bridge.asked]
+    assert sent == ["first", "second", "second", "second", "second", "third"]
+
+
+def test_key_that_was_given_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of the environment is for those that nothing else was said to."""
+    path = tmp_path / "key"
+    path.write_text("obk_of_the_file")
+    monkeypatch.setenv("OUTBOX_BRIDGE_KEY_FILE", str(path))
+    given = renewed_proof(HttpConfig(key="obk_given"))
+    monkeypatch.setenv("OUTBOX_BRIDGE_KEY", "obk_of_the_variable")
+    variable = renewed_proof(HttpConfig())
+    for known, key in ((given, "obk_given"), (variable, "obk_of_the_variable")):
+        known.look(time.monotonic())
+        assert known.current == {"Authorization": f"Bearer {key}"}
 
 
 def test_session_of_asyncio_needs_the_other_face() -> None:
