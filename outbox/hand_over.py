@@ -112,7 +112,7 @@ class HttpHandOver:
         self._wait_s = min(timeout_s, _TIMEOUT_S) * _WAITED_PART
         self._given = client
         self._config = HttpConfig()
-        is_secured = client is None and url.startswith("https:")
+        is_secured = client is None and self._url.startswith("https:")
         # certificates that cannot be read are told now; without TLS none is needed, and reading them takes long
         self._tls = renewed_tls(self._config) if is_secured else None
         self._proof = renewed_proof(self._config)

@@ -215,16 +215,17 @@ def _refuse_password() -> str:
 
 def check_url(url: str) -> str:
     """The address of a bridge without a slash at its end. Raises OutboxConfigError."""
+    url = url.strip()  # a variable's value may have come with the end of its line
     try:
         parts = urlsplit(url)
-        is_right = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
-    except ValueError:  # no port, or half an IPv6 address
+        is_right = parts.scheme in {"http", "https"} and (parts.hostname or "").encode("idna") and parts.port != 0
+    except ValueError:  # no port, half an IPv6 address, or no name that DNS could have
         is_right = False
-    if not is_right or parts.query or parts.fragment:
+    if not is_right or not url.isprintable() or parts.query or parts.fragment:
         raise OutboxConfigError("the bridge's address is http(s)://host[:port][/path]")
     if parts.username or parts.password:
         raise OutboxConfigError("a key belongs into HttpConfig.key or OUTBOX_BRIDGE_KEY, not into the address")
-    return url.rstrip("/")
+    return parts.geturl().rstrip("/")  # HTTPS:// is https://
 
 
 def check_seconds(name: str, seconds: float, least: float = 0.001) -> None:

@@ -5,7 +5,7 @@ import re
 import ssl
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +23,7 @@ from bridge.service.access import AccessConfig, AccessService
 from bridge.service.operate import Who
 from bridge.sql.engine import open_new_database
 from outbox import AsyncBridge, Bridge, BridgeConfig, HttpConfig, Message, NotPermitted, Prepared
+from outbox.client.errors import HandOverUnavailable
 from outbox.hand_over import HttpHandOver, OutboxRow, PublishStatus
 from tests.support.api_fakes import FakeTransactions, make_services
 from tests.support.authority import FOR_SERVERS, Authority
@@ -304,3 +305,12 @@ async def test_relay_shows_a_renewed_certificate_without_a_restart(
     await asyncio.sleep(1.1)
     assert [each.fate for each in await asyncio.to_thread(hand_over.publish, [row])] == [PublishStatus.PUBLISHED]
     hand_over.close()
+
+
+@pytest.mark.parametrize("scheme", ["https", "HTTPS", " https"])
+async def test_relay_believes_no_bridge_that_nobody_has_vouched_for(live: LiveServer, scheme: str) -> None:
+    """However its address is written: in capitals, rows and key went to whoever answered there."""
+    url, row = f"{scheme}://{HOST}:{live.port}", OutboxRow(1, "1", "key-1", "orders.created")
+    with closing(HttpHandOver(url, "orders")) as hand_over, pytest.raises(HandOverUnavailable) as told:
+        await asyncio.to_thread(hand_over.publish, [row])
+    assert not told.value.is_sent

@@ -12,7 +12,7 @@ import pytest
 from outbox import AsyncBridge, Bridge, BridgeConfig, HttpConfig, Message, Misuse, OutboxConfigError
 from outbox.client import config
 from outbox.client.config import check_url, renewed_proof
-from outbox.hand_over import HttpHandOver, OutboxRow
+from outbox.hand_over import HttpHandOver, OutboxRow, PublishStatus
 from tests.support.authority import Authority
 from tests.support.canned_http import canned_server
 from tests.support.sdk_twins import AwaitedSession, Session
@@ -59,6 +59,9 @@ def test_setting_of_connections_outside_its_bounds_is_refused(setting: dict[str,
         "http://bridge:0",
         "http://bridge:http",
         "http://[::1",
+        "http://bri..dge",
+        "http://" + "ä" * 64,
+        "http://bri\tdge",
     ],
 )
 def test_address_that_cannot_be_is_refused(url: str) -> None:
@@ -105,6 +108,15 @@ def test_client_key_is_read_from_its_certificates_file_too(tmp_path: Path) -> No
 def test_address_may_have_a_path() -> None:
     """Behind a gateway."""
     assert check_url("https://gateway.example/bridge/") == "https://gateway.example/bridge"
+
+
+def test_address_may_come_with_the_end_of_its_line() -> None:
+    """As out of a file: SDK and pull workers took it, and the relay failed for ever, though its rows were leased."""
+    with canned_server() as bridge:
+        bridge.answer("POST", "/v1/messages", 200, {"transaction_id": "t1", "state": "COMMITTED"})
+        with closing(HttpHandOver(f" {bridge.url}/\n", "shop")) as relay:
+            (result,) = relay.publish([OutboxRow(1, "1", "1", "orders")])
+    assert result.fate is PublishStatus.PUBLISHED
 
 
 def test_credential_is_not_shown() -> None:
