@@ -58,6 +58,7 @@ class _SessionShared(Exception):
     """What it is told goes to whoever has it then."""
 
 
+_TOO_LATE: Final = "claiming them took what their lease leaves for it: the database is slow, or this process was frozen"
 _STAYED: Final = (
     "published, but its row stays when it is deleted: a trigger, a rule, row level security or another table's"
     " reference keeps it; let the relay delete, then discard the row"
@@ -301,6 +302,7 @@ class Relay:
     def _carry_out(self, claim: Claim, stop: threading.Event | None = None) -> RelayCounts:
         """`stop`: until then it waits for a database that is away; None: that is an error at once."""
         if self._now_ms() >= claim.until_ms:
+            _LOG.warning("relay_claim_too_late rows=%d reason=%s", len(claim.rows), _TOO_LATE)
             return RelayCounts(len(claim.rows), lost=len(claim.rows))
         try:
             fates = self._hand_over.publish(claim.rows) if claim.rows else ()

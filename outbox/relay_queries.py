@@ -189,6 +189,11 @@ class Mark(NamedTuple):
     is_unsure: bool = False  # it may have been published
 
 
+# Where nobody has analysed a table, PostgreSQL takes rows without an ordering key for few: it would read and sort all
+# of them in each claim, which may outlast its lease.
+_IN_ORDER: Final = sa.select(sa.func.set_config("enable_bitmapscan", "off", True))
+
+
 class Claimed(NamedTuple):
     """Rows leased, in order; those that are not to be handed over apart. `place`: where the next claim goes on.
 
@@ -212,6 +217,8 @@ def claim_rows(
     """
     if conn.dialect.name == "sqlite":  # has no row locks: a write that changes nothing takes its one lock
         conn.execute(sa.update(tables.leases).where(sa.false()).values(attempts=0))
+    if conn.dialect.name == "postgresql":
+        conn.execute(_IN_ORDER)
     found, onward = _find(conn, tables, max_rows, place)
     if not found:
         return Claimed((), (), onward)
@@ -358,7 +365,7 @@ def _find(
         return _read_free(conn, tables, sa.true(), max_rows), place
     if not can_walk(tables.source):  # an outbox without that index: all rows before the last one taken are read
         return _read_free(conn, tables, sa.or_(group.is_(None), sa.not_(_has_earlier(tables))), max_rows), place
-    found = _read_free(conn, tables, group.is_(None), max_rows) if place.is_for_groupless else []
+    found = _read_free(conn, tables, group.is_(None), max_rows, group) if place.is_for_groupless else []
     after = place.after_group
     if len(found) < max_rows:
         heads = find_heads(conn, tables, after, max_rows - len(found))
@@ -367,16 +374,19 @@ def _find(
             is_head = is_among(conn.dialect, tables.source.key_column, heads.keys)
             found += _read_free(conn, tables, is_head, len(heads.keys))
     if not place.is_for_groupless and len(found) < max_rows:
-        found += _read_free(conn, tables, group.is_(None), max_rows - len(found))
+        found += _read_free(conn, tables, group.is_(None), max_rows - len(found), group)
     name = tables.source.sequence_column.name
     found.sort(key=lambda columns: (columns[name] is not None, columns[name]))
     return found, ReadPosition(after, not place.is_for_groupless)
 
 
 def _read_free(
-    conn: Connection, tables: Tables, condition: sa.ColumnElement[bool], max_rows: int
+    conn: Connection, tables: Tables, condition: sa.ColumnElement[bool], max_rows: int, *first: sa.Column[Any]
 ) -> list[dict[str, Any]]:
-    """Rows that nobody has leased, parked or put off, locked until the end of the transaction; not what is in them."""
+    """Rows that nobody has leased, parked or put off, locked until the end of the transaction; not what is in them.
+
+    `first`: of the order, as an index has it.
+    """
     source, leases = tables.source, tables.leases
     row_id = AsRowId(source.key_column)
     attempts = sa.select(leases.c.attempts).where(of_source(tables), leases.c.row_id == row_id).scalar_subquery()
@@ -385,7 +395,7 @@ def _read_free(
     query = (
         sa.select(*columns.values(), row_id.label(_ROW_ID), attempts.label(_ATTEMPTS), size.label(_BYTES))
         .where(condition, sa.not_(is_busy(tables, row_id)))
-        .order_by(*order_of(source, source.table))
+        .order_by(*first, *order_of(source, source.table))
         .limit(max_rows)
         .with_for_update(skip_locked=True, of=source.table if conn.dialect.name == "postgresql" else None)
     )

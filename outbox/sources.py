@@ -204,7 +204,9 @@ def is_among(dialect: sa.Dialect, column: sa.ColumnElement[Any], values: Sequenc
     kind = sa.ARRAY(column.type)
     if not isinstance(values[0], str | int | uuid.UUID):
         return column == sa.any_(sa.literal(list(values), kind))
-    return column == sa.any_(sa.cast(sa.literal(_write_array(values), sa.Text), kind))
+    # in a subquery it is read once, not for each row of a table that PostgreSQL takes for too small for its index
+    listed = sa.select(sa.cast(sa.literal(_write_array(values), sa.Text), kind)).scalar_subquery()
+    return column == sa.any_(sa.cast(listed, kind))
 
 
 def _write_array(values: Sequence[Any]) -> str:

@@ -351,13 +351,14 @@ def run_until_claimed(relay: Relay, counts: dict[str, RelayCounts], name: str) -
         counts[name] = relay.run_once()
 
 
-def test_relay_whose_lease_is_over_hands_nothing_over(world: OutboxWorld) -> None:
-    """Where it can know, it leaves the rows to whoever has them now."""
+def test_relay_whose_lease_is_over_hands_nothing_over(world: OutboxWorld, caplog: pytest.LogCaptureFixture) -> None:
+    """Where it can know, it leaves the rows to whoever has them now, and says so: it may be so with each claim."""
     world.enqueue(Sent("orders"))
     bridge = MemoryHandOver()
     times = iter((0, 50_000))
     relay = Relay(world.engine, bridge, OwnSource(world.table), world.leases, monotonic_ms=lambda: next(times))
     assert (relay.run_once().lost, bridge.published) == (1, [])
+    assert "relay_claim_too_late" in caplog.text
 
 
 def test_many_relays_share_the_rows(world: OutboxWorld) -> None:
