@@ -9,7 +9,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -278,6 +278,7 @@ def _find_login(host: str) -> str | None:
 OTHER_ADDRESS_S = 0.25  # a name with several addresses: the next one is tried too. Source: RFC 8305
 _MAX_TIMEOUT_S = 1_000_000.0  # a socket counts in milliseconds, in 31 bits
 _AddressInfo: TypeAlias = tuple[int, int, int, str, Any]  # as getaddrinfo has it
+LookedUp: TypeAlias = Sequence[_AddressInfo] | OSError | UnicodeError
 
 
 class NotReached(Exception):
@@ -339,19 +340,11 @@ def reach(host: str, port: int, deadline_s: float) -> socket.socket:
 
 
 def _find_addresses(host: str, port: int, deadline_s: float) -> Sequence[_AddressInfo]:
-    """A thread asks, and is left behind if a name server is silent: asking has no time limit of its own."""
-    with suppress(socket.gaierror):
-        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    if numeric := read_numeric(host, port):
+        return numeric
     # by its module, as the thread is: gevent puts its own in their place, and the other kind would never be woken
-    found: queue.SimpleQueue[Sequence[_AddressInfo] | OSError | UnicodeError] = queue.SimpleQueue()
-
-    def look() -> None:
-        try:
-            found.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-        except (OSError, UnicodeError) as error:
-            found.put(error)
-
-    threading.Thread(target=look, name="outbox-resolve", daemon=True).start()
+    found: queue.SimpleQueue[LookedUp] = queue.SimpleQueue()
+    look_up(host, port, found.put)
     try:
         told = found.get(timeout=left_s(deadline_s))
     except queue.Empty:
@@ -359,6 +352,25 @@ def _find_addresses(host: str, port: int, deadline_s: float) -> Sequence[_Addres
     if isinstance(told, Exception):
         raise told
     return told
+
+
+def read_numeric(host: str, port: int) -> Sequence[_AddressInfo]:
+    """Of an address, for which nobody need be asked; empty for a name."""
+    with suppress(socket.gaierror):
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    return ()
+
+
+def look_up(host: str, port: int, tell: Callable[[LookedUp], object]) -> None:
+    """A thread asks, and is left behind if a name server is silent: asking has no time limit of its own."""
+
+    def look() -> None:
+        try:
+            tell(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except (OSError, UnicodeError) as error:
+            tell(error)
+
+    threading.Thread(target=look, name="outbox-resolve", daemon=True).start()
 
 
 def left_s(deadline_s: float) -> float:

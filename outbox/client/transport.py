@@ -19,14 +19,17 @@ from outbox.client.http_messages import (
     OTHER_ADDRESS_S,
     AnswerReader,
     BrokenAnswer,
+    LookedUp,
     NoneFree,
     NotReached,
     RequestHead,
     as_not_reached,
     find_route,
     left_s,
+    look_up,
     name_failure,
     reach,
+    read_numeric,
 )
 from outbox.client.replies import Answer, NoReply
 
@@ -195,8 +198,28 @@ class LoopTransport(Transport["_LoopConnection"]):
         self._places.release()
         super()._give_back(connection)
 
+    async def _await_name(self) -> None:
+        """Returns once the name server has answered. The loop asks it on threads that are the service's too, and few:
+        a silent one would hold them all."""
+        host, port, found = self._route.host, self._route.port, self._loop.create_future()
+
+        def note(told: LookedUp) -> None:
+            if isinstance(told, Exception) and not found.done():
+                found.set_exception(told)
+            elif not found.done():
+                found.set_result(told)
+
+        def tell(told: LookedUp) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(note, told)
+
+        if not read_numeric(host, port):
+            look_up(host, port, tell)
+            await found
+
     async def _connect(self, deadline_s: float) -> "_LoopConnection":
         route = self._route
+        await self._await_name()
         connection = _LoopConnection()
         direct = route.tls.current if route.tls is not None and route.tunnel is None else None
         _, _ = await self._loop.create_connection(

@@ -1,8 +1,12 @@
 """Connections: kept, replaced, bounded, and led through proxies."""
 
 import asyncio
+import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
 import pytest
 import uvloop
@@ -145,6 +149,27 @@ async def test_nobody_there_is_not_sent(connected: Connect) -> None:
             answer = await transport.exchange(POST, 5)
             assert isinstance(answer, NoReply)
             assert not answer.is_sent
+
+
+async def test_silent_name_server_holds_no_thread_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are few, and the service's own: its files, its other names and its check endpoint waited for them."""
+    ask, answered = socket.getaddrinfo, threading.Event()
+
+    def getaddrinfo(host: str, *given: Any, **named: Any) -> Any:
+        if host == "bridge.test":
+            answered.wait(60)
+        return ask(host, *given, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    with ThreadPoolExecutor(1) as few:
+        asyncio.get_running_loop().set_default_executor(few)
+        try:
+            async with running(LoopTransport("http://bridge.test", HttpConfig(connect_timeout_s=0.05))) as transport:
+                answer = await transport.exchange(POST, 5)
+            assert answer == NoReply("not reached: no connection in time", is_sent=False)
+            assert await asyncio.wait_for(asyncio.to_thread(int), 20) == 0
+        finally:
+            answered.set()
 
 
 async def test_time_covers_the_whole_exchange(connected: Connect) -> None:
