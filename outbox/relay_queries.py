@@ -365,7 +365,8 @@ def _find(
         return _read_free(conn, tables, sa.true(), max_rows), place
     if not can_walk(tables.source):  # an outbox without that index: all rows before the last one taken are read
         return _read_free(conn, tables, sa.or_(group.is_(None), sa.not_(_has_earlier(tables))), max_rows), place
-    found = _read_free(conn, tables, group.is_(None), max_rows, group) if place.is_for_groupless else []
+    first = [group] if conn.dialect.name == "postgresql" else []  # as its index has them; MariaDB would sort for it
+    found = _read_free(conn, tables, group.is_(None), max_rows, *first) if place.is_for_groupless else []
     after = place.after_group
     if len(found) < max_rows:
         heads = find_heads(conn, tables, after, max_rows - len(found))
@@ -374,7 +375,7 @@ def _find(
             is_head = is_among(conn.dialect, tables.source.key_column, heads.keys)
             found += _read_free(conn, tables, is_head, len(heads.keys))
     if not place.is_for_groupless and len(found) < max_rows:
-        found += _read_free(conn, tables, group.is_(None), max_rows - len(found), group)
+        found += _read_free(conn, tables, group.is_(None), max_rows - len(found), *first)
     name = tables.source.sequence_column.name
     found.sort(key=lambda columns: (columns[name] is not None, columns[name]))
     return found, ReadPosition(after, not place.is_for_groupless)
@@ -385,7 +386,7 @@ def _read_free(
 ) -> list[dict[str, Any]]:
     """Rows that nobody has leased, parked or put off, locked until the end of the transaction; not what is in them.
 
-    `first`: of the order, as an index has it.
+    `first`: what they are ordered by before all else.
     """
     source, leases = tables.source, tables.leases
     row_id = AsRowId(source.key_column)

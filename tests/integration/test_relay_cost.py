@@ -183,7 +183,6 @@ def test_list_of_keys_is_no_part_of_a_condition(world: OutboxWorld, is_analysed:
     assert [one[:80] for one in lists if '{"' in one] == []
 
 
-@pytest.mark.parametrize("user_database", ["postgresql"], indirect=True)
 def test_rows_without_a_key_are_read_in_their_order(world: OutboxWorld) -> None:
     """Where nobody has analysed the table, each claim read and sorted all, and of a million it outlasted its lease."""
     world.enqueue(*[Sent("orders", None, b"%d" % number) for number in range(BACKLOG)])
