@@ -175,7 +175,11 @@ def _make(word: str, act: Act | Resolution) -> Run:
         else:
             answer = await service.force(transaction_id, act, who, wait_ms)
         if isinstance(answer, Refused):
-            return await render_transaction(request, transaction_id, problem_of(answer), reason)
+            refused = problem_of(answer)
+            try:
+                return await render_transaction(request, transaction_id, refused, reason)
+            except Rejected:  # the page cannot be read; what became of the act is what has to be said
+                raise Rejected(refused) from None
         return redirect(request, f"transactions/{transaction_id}", done=word)
 
     return run

@@ -156,7 +156,7 @@ async def show_transaction(request: ApiRequest, transaction_id: str) -> HttpAnsw
 async def render_transaction(
     request: ApiRequest, transaction_id: str, refused: Problem | None = None, given_reason: str = ""
 ) -> HttpAnswer:
-    """The page; with `refused`, why an act has changed nothing. Raises Rejected."""
+    """The page; with `refused`, why an act has changed nothing, or is not known to. Raises Rejected."""
     view, said = await find(request, transaction_id)
     events = or_reject(await request.services.transactions.timeline(transaction_id, request.caller.rights))
     is_asked = "messages" in request.query

@@ -1,6 +1,7 @@
 """The HTTP application."""
 
 import inspect
+import json
 from collections.abc import Callable
 from html import escape
 from importlib.metadata import version
@@ -32,7 +33,7 @@ from api.web import (
 from api.web.guard import UNPROVEN, Traffic
 from api.web.limits import ByteBudget, Quotas
 from api.web.metrics import HttpMetrics
-from api.web.openapi import COMPONENT, GROUPS, HEALTH, OPERATORS, Json, reference
+from api.web.openapi import COMPONENT, GROUPS, HEALTH, OPERATORS, Json, Merged, for_clients, reference
 from api.web.problems import PROBLEMS, Rejected
 from api.web.request import ApiRequest, Services
 from api.web.road import NO_PATH, Road, Routes, Site
@@ -166,11 +167,12 @@ def make_document(app: FastAPI) -> Json:
         tags=app.openapi_tags,
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
     )
-    document["components"] = {"schemas": make_schemas(), "securitySchemes": {"key": _KEY_SCHEME}}
     document["security"] = [{"key": []}, {}] if app.state.is_open else [{"key": []}]
     for path in UNPROVEN & document["paths"].keys():
         document["paths"][path]["get"]["security"] = []
     document["webhooks"] = {"transaction.check": _check_callback()}
+    schemas = _find_used(document, make_schemas())
+    document["components"] = {"schemas": schemas, "securitySchemes": {"key": _KEY_SCHEME}}
     return document
 
 
@@ -178,7 +180,18 @@ def make_schemas() -> Json:
     """Schemas of all structs that go in or out."""
     structs = [struct for module in _MODULES for struct in _structs(module)]
     _, components = msgspec.json.schema_components(structs, ref_template=COMPONENT)
-    return dict(sorted(components.items()))
+    schemas: Json = for_clients(components)
+    merged = [each for module in _MODULES for _, each in inspect.getmembers(module) if isinstance(each, Merged)]
+    return dict(sorted((schemas | {each.name: each.make_schema(schemas) for each in merged}).items()))
+
+
+def _find_used(document: Json, schemas: Json) -> Json:
+    """Those that the document needs: what was merged is in no answer any more."""
+    found, text = set[str](), json.dumps([document["paths"], document["webhooks"]])
+    while named := {name for name in schemas.keys() - found if f'{COMPONENT.format(name=name)}"' in text}:
+        found |= named
+        text = json.dumps([schemas[name] for name in named])
+    return {name: schema for name, schema in schemas.items() if name in found}
 
 
 def _structs(module: ModuleType) -> list[type[Any]]:
@@ -283,7 +296,7 @@ def create_app(
     """
     site = site if is_api else None
     whole = [*_TABLE, *([] if site is None else site.routes)] if is_api else health.routes
-    table = [r for r in whole if has_metrics or r.run is not health.metrics]
+    table = [r for r in whole if has_metrics or r.run is not health.get_metrics]
     limits = services.limits
     quotas = Quotas(limits.quotas, limits.in_flight)
     traffic = Traffic(limits.in_flight, ByteBudget(limits.in_flight_bytes), quotas)

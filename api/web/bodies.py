@@ -9,6 +9,7 @@ MAX_BATCH = 1_000
 GROUP_PATTERN = "^[A-Za-z0-9._-]{1,120}$"
 
 _INT64 = 2**63 - 1
+Int32 = Annotated[int, Meta(extra_json_schema={"format": "int32"})]
 
 GroupName = Annotated[
     str,
@@ -57,6 +58,10 @@ EndWord = Annotated[
 ]
 
 
+_APrepare = Annotated[Raw, Meta(extra_json_schema={"$ref": "#/components/schemas/Prepare"})]
+_AResolution = Annotated[Raw, Meta(extra_json_schema={"$ref": "#/components/schemas/ResolutionItem"})]
+
+
 class Message(Struct, forbid_unknown_fields=True):
     """A message; only the topic is required. Each of key, value and headers has one form or its base64 form."""
 
@@ -78,7 +83,10 @@ class Message(Struct, forbid_unknown_fields=True):
     headers: (
         Annotated[
             Headers,
-            Meta(description="Pairs (order and repeats are kept) or an object.", examples=[[["source", "shop"]]]),
+            Meta(
+                description="Pairs: order and repeats are kept. An object is taken as well.",
+                examples=[[["source", "shop"]]],
+            ),
         ]
         | UnsetType
     ) = UNSET
@@ -130,7 +138,7 @@ class Prepare(Struct, forbid_unknown_fields=True):
 class PrepareBatch(Struct, forbid_unknown_fields=True):
     """At most 1,000 transactions; each is decided on its own."""
 
-    transactions: Annotated[list[Raw], Meta(min_length=1, max_length=MAX_BATCH)]
+    transactions: Annotated[list[_APrepare], Meta(min_length=1, max_length=MAX_BATCH)]
 
 
 class EndTransaction(Struct, forbid_unknown_fields=True):
@@ -153,7 +161,7 @@ class ResolutionItem(Struct, forbid_unknown_fields=True):
 class Resolutions(Struct, forbid_unknown_fields=True):
     """At most 1,000 resolutions; each is decided on its own."""
 
-    resolutions: Annotated[list[Raw], Meta(min_length=1, max_length=MAX_BATCH)]
+    resolutions: Annotated[list[_AResolution], Meta(min_length=1, max_length=MAX_BATCH)]
 
 
 class Nothing(Struct, forbid_unknown_fields=True):

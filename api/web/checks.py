@@ -115,7 +115,7 @@ _claim = msgspec.json.Decoder(ClaimChecks)
 
 
 @routes.add("POST", "/v1/producer-groups/{group}/checks/claim", CLAIM_CHECKS, verb=Verb.CHECK)
-async def claim(request: ApiRequest, group: str) -> HttpAnswer:
+async def claim_checks(request: ApiRequest, group: str) -> HttpAnswer:
     """Due checks of a group that fetches them, as a call would send them; to be answered as resolutions."""
     check_group(group, "?group")
     Query(request.query, ())

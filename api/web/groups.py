@@ -370,7 +370,7 @@ _switch = msgspec.json.Decoder(SwitchGroup)
 
 
 @routes.add("PUT", "/v1/producer-groups/{group}", PUT_GROUP, verb=Verb.ADMIN)
-async def put(request: ApiRequest, group: str) -> HttpAnswer:
+async def put_group(request: ApiRequest, group: str) -> HttpAnswer:
     """Creates a group, or replaces its settings and static endpoints."""
     check_group(group, "?group")
     settings, urls = make_group(await read_json(request, _group))
@@ -380,7 +380,7 @@ async def put(request: ApiRequest, group: str) -> HttpAnswer:
 
 
 @routes.add("GET", "/v1/producer-groups/{group}", GET_GROUP, verb=Verb.READ)
-async def get(request: ApiRequest, group: str) -> HttpAnswer:
+async def get_group(request: ApiRequest, group: str) -> HttpAnswer:
     """Settings, endpoints with their health, counts."""
     check_group(group, "?group")
     Query(request.query, ())
@@ -403,7 +403,7 @@ async def list_groups(request: ApiRequest) -> HttpAnswer:
 
 
 @routes.add("DELETE", "/v1/producer-groups/{group}", DELETE_GROUP, verb=Verb.ADMIN)
-async def delete(request: ApiRequest, group: str) -> HttpAnswer:
+async def delete_group(request: ApiRequest, group: str) -> HttpAnswer:
     """Removes a group without pending, parked or blocked transactions."""
     check_group(group, "?group")
     Query(request.query, ())
@@ -423,13 +423,13 @@ async def rotate_secret(request: ApiRequest, group: str) -> HttpAnswer:
 
 
 @routes.add("POST", "/v1/producer-groups/{group}/pause", PAUSE_GROUP, verb=Verb.OPERATE)
-async def pause(request: ApiRequest, group: str) -> HttpAnswer:
+async def pause_group(request: ApiRequest, group: str) -> HttpAnswer:
     """Nobody of the group is asked, or nothing new of it is taken, until it is resumed; may be repeated."""
     return await _turn(request, group, is_paused=True)
 
 
 @routes.add("POST", "/v1/producer-groups/{group}/resume", RESUME_GROUP, verb=Verb.OPERATE)
-async def resume(request: ApiRequest, group: str) -> HttpAnswer:
+async def resume_group(request: ApiRequest, group: str) -> HttpAnswer:
     """What was paused goes on; may be repeated."""
     return await _turn(request, group, is_paused=False)
 

@@ -310,14 +310,14 @@ CHECK_TIMEOUT_S = 2.0
 
 @routes.add("GET", "/livez", LIVE, verb=None)
 @routes.add("HEAD", "/livez", verb=None)
-async def live(request: ApiRequest) -> HttpAnswer:
+async def get_liveness(request: ApiRequest) -> HttpAnswer:
     """The process answers. Nothing else is looked at."""
     return json_answer(200, LiveAnswer(live=True), NO_STORE)
 
 
 @routes.add("GET", "/readyz", READY, verb=None)
 @routes.add("HEAD", "/readyz", verb=None)
-async def ready(request: ApiRequest) -> HttpAnswer:
+async def get_readiness(request: ApiRequest) -> HttpAnswer:
     """Whether promises can be kept now; `?verbose` lists each check."""
     is_verbose = Query(request.query, {"verbose"}).flag("verbose") and request.caller is not NOBODY
     checks = await run_checks(request)
@@ -329,20 +329,20 @@ async def ready(request: ApiRequest) -> HttpAnswer:
 
 
 @routes.add("GET", "/metrics", METRICS, verb=Verb.READ, is_for_all=True)
-async def metrics(request: ApiRequest) -> HttpAnswer:
+async def get_metrics(request: ApiRequest) -> HttpAnswer:
     """Metrics in Prometheus' text format. What SQL knows is left out while SQL does not answer."""
     body = await request.services.exposition.read(request.services.search)
     return HttpAnswer(200, body, (("Content-Type", CONTENT_TYPE_LATEST),), None)
 
 
 @routes.add("POST", "/v1/pause", PAUSE, verb=Verb.OPERATE, is_for_all=True)
-async def pause(request: ApiRequest) -> HttpAnswer:
+async def pause_prepares(request: ApiRequest) -> HttpAnswer:
     """No group prepares or publishes until it is resumed; what is pending is settled and checked. May be repeated."""
     return await _turn(request, is_paused=True)
 
 
 @routes.add("POST", "/v1/resume", RESUME, verb=Verb.OPERATE, is_for_all=True)
-async def resume(request: ApiRequest) -> HttpAnswer:
+async def resume_prepares(request: ApiRequest) -> HttpAnswer:
     """Prepares of all groups are taken again, but for groups that are paused themselves. May be repeated."""
     return await _turn(request, is_paused=False)
 

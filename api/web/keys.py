@@ -152,7 +152,7 @@ async def list_principals(request: ApiRequest) -> HttpAnswer:
 
 
 @routes.add("PUT", "/v1/principals/{principal}", PUT, verb=Verb.ADMIN, is_for_all=True)
-async def put(request: ApiRequest, principal: str) -> HttpAnswer:
+async def put_principal(request: ApiRequest, principal: str) -> HttpAnswer:
     """Creates a principal, or replaces what was granted to it."""
     if not is_principal_name(principal):
         raise invalid("?principal", "a name has 1..120 characters of A-Z a-z 0-9 . _ @ : -")
@@ -164,7 +164,7 @@ async def put(request: ApiRequest, principal: str) -> HttpAnswer:
 
 
 @routes.add("DELETE", "/v1/principals/{principal}", DELETE, verb=Verb.ADMIN, is_for_all=True)
-async def delete(request: ApiRequest, principal: str) -> HttpAnswer:
+async def delete_principal(request: ApiRequest, principal: str) -> HttpAnswer:
     """Removes a principal, its grants and its keys."""
     await read_nothing(request)
     or_reject(await request.services.access.delete(_checked(principal), who_is(request, "")))

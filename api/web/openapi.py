@@ -1,10 +1,12 @@
 """How one route is described: what goes in, what comes out, and every problem it can answer with."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Struct
+from starlette.responses import JSONResponse, PlainTextResponse
 
 from api.web.guard import MARK
 from api.web.problems import PROBLEM_MEDIA_TYPE, PROBLEMS, Problem, problem_members
@@ -13,6 +15,7 @@ Json = dict[str, Any]
 
 COMPONENT = "#/components/schemas/{name}"
 NDJSON = "application/x-ndjson"
+_INT32 = 2**31 - 1
 
 HEALTH, OPERATORS, GROUPS = "health", "operators", "producer groups"  # tags of operations
 
@@ -63,12 +66,35 @@ class Body:
     lines: type[Struct] | None = None
 
 
+class Merged(NamedTuple):
+    """One schema for answers that differ, of which each has the members in `required`. Most generated clients read all
+    successful answers of a call as that of its lowest status, and would refuse the others."""
+
+    name: str
+    meaning: str
+    structs: Sequence[type[Struct]]
+    required: Sequence[str]
+
+    def make_schema(self, schemas: Json) -> Json:
+        """The members of all, of which the first that has one describes it."""
+        properties: Json = {}
+        for struct in reversed(self.structs):
+            properties |= schemas[struct.__name__]["properties"]
+        return {
+            "title": self.name,
+            "description": self.meaning,
+            "type": "object",
+            "properties": properties,
+            "required": list(self.required),
+        }
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A route's description. `answers`: what and why by status; a struct, one of several, or plain text."""
+    """A route's description. `answers`: what and why by status; a struct, several as one, or plain text."""
 
     tag: str
-    answers: Mapping[int, tuple[type[Struct] | Sequence[type[Struct]] | None, str]]
+    answers: Mapping[int, tuple[type[Struct] | Merged | None, str]]
     problems: Sequence[str] = ()
     body: Body | None = None
     parameters: Sequence[Json] = ()
@@ -82,6 +108,7 @@ class Operation:
             "status_code": min(self.answers),
             "responses": self._answer_responses() | self._problem_responses(),
             "openapi_extra": self._extra(),
+            "response_class": JSONResponse if "application/json" in self.media_types else PlainTextResponse,
         }
 
     def slugs(self) -> list[str]:
@@ -188,12 +215,41 @@ _REQUEST_ID = header_parameter(
 )
 
 
-def _answer_schema(struct: type[Struct] | Sequence[type[Struct]] | None) -> Json:
+def for_clients(schema: Any) -> Any:  # noqa: ANN401 - any JSON
+    """The same, said so that generators of clients make good code of it.
+
+    Integers have a size: Java's are of 32 bits otherwise, and offsets are larger. Defaults are told in words:
+    TypeScript takes a member that has one as always there, and asks for it in requests. Pairs have a schema for any of
+    their members: half of the generators do not know `prefixItems`, and stop at `items: false`. Of a list or an object
+    only the list is told, and of words or numbers the words: Java's code for both cannot be compiled, or not run.
+    """
+    if isinstance(schema, list):
+        return [for_clients(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    shown = {name: for_clients(value) for name, value in schema.items()}
+    if shown.get("type") == "integer":
+        shown.setdefault("format", "int32" if shown.get("maximum", _INT32 + 1) <= _INT32 else "int64")
+    words = [word for word in shown.get("enum", ()) if isinstance(word, str)]
+    if words:
+        shown |= {"type": "string", "enum": words}
+    kinds = {one.get("type"): one for one in shown.get("anyOf", ())}
+    if kinds.keys() >= {"array", "object"}:
+        shown |= kinds["array"]
+        del shown["anyOf"]
+    if "prefixItems" in shown:
+        shown["items"] = next(one for one in shown["prefixItems"] if "anyOf" in one)  # the other one is part of it
+    default = shown.pop("default", None)
+    if isinstance(default, str | int | float):
+        text = f"Default: `{json.dumps(default)}`."
+        shown["description"] = f"{shown['description']} {text}" if "description" in shown else text
+    return shown
+
+
+def _answer_schema(struct: type[Struct] | Merged | None) -> Json:
     if struct is None:
         return {"type": "string"}
-    if isinstance(struct, Sequence):
-        return {"anyOf": [reference(one) for one in struct]}
-    return reference(struct)
+    return {"$ref": COMPONENT.format(name=struct.name)} if isinstance(struct, Merged) else reference(struct)
 
 
 def _header(meaning: str) -> Json:

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from api.web.bodies import Base64, GroupName, Reason, RequestTime
-from api.web.openapi import LIMIT, OPERATORS, Body, Operation, path_parameter
+from api.web.openapi import LIMIT, OPERATORS, Body, Merged, Operation, path_parameter
 from api.web.parse import check_group, check_property
 from api.web.problems import NOT_FOUND, Problem, Rejected, invalid
 from api.web.request import ApiRequest, Query, check_reason, or_reject, read_json, who_is
@@ -94,13 +94,19 @@ class RedrivePreviewAnswer(Struct):
     sample: list[TransactionAnswer]
 
 
+_ANSWER = Merged(
+    "RedriveAnswer",
+    "The job that has begun; with `preview`, only `count`, `more` and `sample`: what a job would act on.",
+    (RedriveJobAnswer, RedrivePreviewAnswer),
+    (),
+)
 _JOB_ID_PARAMETER = path_parameter("job_id", "Id of a job.", "r-1", "^[A-Za-z0-9_-]{1,64}$")
 PARKED = Operation(OPERATORS, {200: (TransactionPage, "A page.")}, parameters=FILTERS, headers=NEXT_LINK).arguments()
 REDRIVE = Operation(
     OPERATORS,
     {
-        202: (RedriveJobAnswer, "The job has begun."),
-        200: (RedrivePreviewAnswer, "With `preview`: what a job would act on."),
+        202: (_ANSWER, "The job has begun."),
+        200: (_ANSWER, "With `preview`: what a job would act on."),
     },
     body=Body(
         Redrive,
@@ -181,7 +187,7 @@ async def list_parked(request: ApiRequest) -> HttpAnswer:
 
 
 @routes.add("POST", "/v1/parked/redrive", REDRIVE, verb=Verb.OPERATE)
-async def redrive(request: ApiRequest) -> HttpAnswer:
+async def redrive_parked(request: ApiRequest) -> HttpAnswer:
     """Resumes, commits or rolls back all that match, as a job. With `preview`, only shows what it would act on."""
     body = await read_json(request, _redrive)
     rights = request.caller.rights
@@ -198,7 +204,7 @@ async def redrive(request: ApiRequest) -> HttpAnswer:
 
 
 @routes.add("GET", "/v1/parked/redrive", JOBS, verb=Verb.READ)
-async def list_jobs(request: ApiRequest) -> HttpAnswer:
+async def list_redrive_jobs(request: ApiRequest) -> HttpAnswer:
     """The newest jobs."""
     services = request.services
     limit = Query(request.query, {"limit"}).integer("limit", 100, 1, services.limits.page)
@@ -207,7 +213,7 @@ async def list_jobs(request: ApiRequest) -> HttpAnswer:
 
 
 @routes.add("GET", "/v1/parked/redrive/{job_id}", JOB, verb=Verb.READ)
-async def get_job(request: ApiRequest, job_id: str) -> HttpAnswer:
+async def get_redrive_job(request: ApiRequest, job_id: str) -> HttpAnswer:
     """How far a job is."""
     Query(request.query, ())
     return json_answer(
@@ -216,7 +222,7 @@ async def get_job(request: ApiRequest, job_id: str) -> HttpAnswer:
 
 
 @routes.add("POST", "/v1/parked/redrive/{job_id}/stop", STOP_JOB, verb=Verb.OPERATE)
-async def stop_job(request: ApiRequest, job_id: str) -> HttpAnswer:
+async def stop_redrive_job(request: ApiRequest, job_id: str) -> HttpAnswer:
     """Stops a job after its present step. Stopping it again changes nothing."""
     body = await read_json(request, _stop)
     who = who_is(request, check_reason(body.reason))

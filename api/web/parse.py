@@ -225,10 +225,10 @@ def _value(body: MessageBody) -> bytes | None:
 
 def _headers(body: MessageBody, max_headers: int) -> Sequence[Header]:
     plain, coded = body.headers, body.headers_base64
-    if isinstance(coded, UnsetType):
+    if isinstance(coded, UnsetType) or not coded:  # generated clients send both lists, the one that is not used empty
         given = () if isinstance(plain, UnsetType) else _pairs(plain, "/headers", max_headers)
         return [(name, None if text is None else text.encode()) for name, text in given] if given else ()
-    if plain is not UNSET:
+    if plain:
         raise invalid("/headers_base64", "headers and headers_base64 are both given")
     pairs = _pairs(coded, "/headers_base64", max_headers)
     if (fault := find_bad_header(pairs)) is not None:  # looked for here too, for the member's own name

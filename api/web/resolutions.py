@@ -51,7 +51,7 @@ RESOLVE = Operation(
         examples={
             "commit": {"resolutions": [{"transaction_id": _ID, "resolution": "COMMIT"}]},
             "answer to a check": {
-                "resolutions": [{"transaction_id": _ID, "resolution": 12, "nonce": "1-p7Yw0b2cQm3dEf4g"}]
+                "resolutions": [{"transaction_id": _ID, "resolution": "ROLLBACK", "nonce": "1-p7Yw0b2cQm3dEf4g"}]
             },
         },
         lines=ResolutionItem,
@@ -64,7 +64,7 @@ routes = Routes()
 
 
 @routes.add("POST", "/v1/resolutions", RESOLVE, is_hot=True, verb=None)
-async def resolve(request: ApiRequest) -> HttpAnswer | LinesAnswer:
+async def resolve_transactions(request: ApiRequest) -> HttpAnswer | LinesAnswer:
     """Ends many transactions; each is decided on its own. UNKNOWN changes nothing."""
     patience, services = patience_of(request), request.services
 
@@ -160,7 +160,7 @@ _resume = msgspec.json.Decoder(ResumeTransaction)
 
 
 @routes.add("POST", "/v1/transactions/{transaction_id}/check", ASK, verb=Verb.OPERATE)
-async def ask_now(request: ApiRequest, transaction_id: str) -> HttpAnswer:
+async def check_transaction(request: ApiRequest, transaction_id: str) -> HttpAnswer:
     """Asks the producer group now, instead of at the next due time."""
     check_transaction_id(transaction_id, "?transaction_id")
     await read_nothing(request)
@@ -170,7 +170,7 @@ async def ask_now(request: ApiRequest, transaction_id: str) -> HttpAnswer:
 
 
 @routes.add("POST", "/v1/transactions/{transaction_id}/force", FORCE, verb=Verb.OPERATE)
-async def force(request: ApiRequest, transaction_id: str) -> HttpAnswer:
+async def force_transaction(request: ApiRequest, transaction_id: str) -> HttpAnswer:
     """An operator's resolution; the first recorded one still wins."""
     check_transaction_id(transaction_id, "?transaction_id")
     body = await read_json(request, _force)
@@ -183,7 +183,7 @@ async def force(request: ApiRequest, transaction_id: str) -> HttpAnswer:
 
 
 @routes.add("POST", "/v1/transactions/{transaction_id}/resume", RESUME, verb=Verb.OPERATE)
-async def resume(request: ApiRequest, transaction_id: str) -> HttpAnswer:
+async def resume_transaction(request: ApiRequest, transaction_id: str) -> HttpAnswer:
     """Gives a parked transaction a new life: counters start anew, first check at once."""
     check_transaction_id(transaction_id, "?transaction_id")
     body = await read_json(request, _resume)
@@ -191,7 +191,7 @@ async def resume(request: ApiRequest, transaction_id: str) -> HttpAnswer:
 
 
 @routes.add("POST", "/v1/transactions/{transaction_id}/abandon", ABANDON, verb=Verb.OPERATE)
-async def abandon(request: ApiRequest, transaction_id: str) -> HttpAnswer:
+async def abandon_transaction(request: ApiRequest, transaction_id: str) -> HttpAnswer:
     """Gives up a blocked commit that can never be published: its ordering key goes on without it. Not undone."""
     check_transaction_id(transaction_id, "?transaction_id")
     body = await read_json(request, _abandon)

@@ -117,7 +117,9 @@ class Route(APIRoute):
         self, method: str, path: str, run: Run, described: Json | None, needs: "Need", *, is_hot: bool
     ) -> None:
         shown = {"include_in_schema": False} if described is None else described
-        super().__init__(path, _nothing, methods=[method], name=run.__name__, description=run.__doc__, **shown)
+        name = run.__name__  # generated clients call it so
+        shown = {"operation_id": name, "summary": name.replace("_", " ").capitalize(), **shown}
+        super().__init__(path, _nothing, methods=[method], name=name, description=run.__doc__, **shown)
         self.method = method
         self.run = run
         self.needs = needs

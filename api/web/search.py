@@ -239,7 +239,7 @@ routes = Routes()
 
 
 @routes.add("GET", "/v1/transactions", SEARCH, verb=Verb.READ)
-async def search(request: ApiRequest) -> HttpAnswer:
+async def search_transactions(request: ApiRequest) -> HttpAnswer:
     """Transactions that match, newest first. Never a total count."""
     services = request.services
     query = Query(request.query, SEARCH_PARAMETERS, {"state"})
@@ -249,7 +249,7 @@ async def search(request: ApiRequest) -> HttpAnswer:
 
 
 @routes.add("GET", "/v1/stats", STATS, verb=Verb.READ)
-async def stats(request: ApiRequest) -> HttpAnswer:
+async def get_stats(request: ApiRequest) -> HttpAnswer:
     """Counts and lags, of all groups and of each."""
     Query(request.query, ())
     counted = or_reject(await request.services.search.stats(request.caller.rights))
@@ -257,7 +257,7 @@ async def stats(request: ApiRequest) -> HttpAnswer:
 
 
 @routes.add("GET", "/v1/audit", AUDIT, verb=Verb.ADMIN, is_for_all=True)
-async def audit(request: ApiRequest) -> HttpAnswer:
+async def list_audit(request: ApiRequest) -> HttpAnswer:
     """Who did what, newest first."""
     services = request.services
     limit, cursor = page_of(Query(request.query, PAGE_PARAMETERS), services.limits.page)

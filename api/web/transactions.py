@@ -4,11 +4,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from msgspec import Struct
 from msgspec.structs import replace
 from starlette.convertors import StringConvertor, register_url_convertor
 
-from api.web.bodies import EndTransaction, GroupName, Prepare, PrepareBatch, TransactionId
+from api.web.bodies import EndTransaction, Prepare, PrepareBatch
 from api.web.json import read_strict_in_steps
 from api.web.ndjson import Line, LinesAnswer
 from api.web.openapi import (
@@ -55,10 +54,12 @@ from api.web.request import (
 )
 from api.web.road import Begin, HttpAnswer, Routes, answer_list, json_answer
 from api.web.views import (
+    ENDED,
+    PUBLISHED,
+    STORED,
     AcceptedAnswer,
     BatchAnswer,
-    State,
-    Time,
+    PreparedAnswer,
     TimelineAnswer,
     TransactionAnswer,
     bodies_in_steps,
@@ -79,18 +80,6 @@ from bridge.turns import STEP_BYTES, Pace, Steps, Turns
 T = TypeVar("T")
 _LOOK_EVERY = 50  # results: counting the bytes of each would cost what making some costs
 Give = Callable[[HttpAnswer | Problem], None]
-
-
-class PreparedAnswer(Struct):
-    """A stored half message. `queue_id` and `queue_offset`: its place in the journal."""
-
-    transaction_id: TransactionId
-    producer_group: GroupName
-    state: State
-    born_time: Time
-    first_check_at: Time
-    queue_id: int
-    queue_offset: int
 
 
 Shown = PreparedAnswer | TransactionAnswer | AcceptedAnswer
@@ -123,7 +112,7 @@ BLOCKED = "Decided and recorded; its publication is being retried (`blocked`). O
 
 PREPARE = Operation(
     TAG,
-    {201: (PreparedAnswer, "Stored."), 200: (TransactionAnswer, "A repeat whose transaction has ended.")},
+    {201: (STORED, "Stored."), 200: (STORED, "A repeat whose transaction has ended.")},
     MESSAGE_PROBLEMS,
     Body(Prepare, examples=_EXAMPLES),
     (WAIT, IDEMPOTENCY_KEY, FIRST_TRY, TRACE),
@@ -144,9 +133,9 @@ PREPARE_BATCH = Operation(
 PUBLISH = Operation(
     "messages",
     {
-        200: (TransactionAnswer, "Published."),
-        201: (PreparedAnswer, "A repeat of what is still being decided."),
-        202: (TransactionAnswer, BLOCKED),
+        200: (PUBLISHED, "Published."),
+        201: (PUBLISHED, "A repeat of what is still being decided."),
+        202: (PUBLISHED, BLOCKED),
     },
     MESSAGE_PROBLEMS,
     Body(Prepare, examples=_EXAMPLES),
@@ -161,7 +150,7 @@ PUBLISH_BATCH = Operation(
 def _describe_end(meaning: str) -> Operation:
     return Operation(
         TAG,
-        {200: (TransactionAnswer, meaning), 202: ((TransactionAnswer, AcceptedAnswer), BLOCKED)},
+        {200: (ENDED, meaning), 202: (ENDED, BLOCKED)},
         END_PROBLEMS,
         Body(EndTransaction, is_required=False, examples={"compared": {"producer_group": "orders"}}),
         (TRANSACTION_ID, WAIT, PREFER),
@@ -207,14 +196,14 @@ routes, published = Routes(), Routes()
 
 
 @routes.add("POST", "/v1/transactions", PREPARE, is_hot=True, verb=Verb.PREPARE)
-async def prepare(request: ApiRequest) -> HttpAnswer:
+async def prepare_transaction(request: ApiRequest) -> HttpAnswer:
     """Stores a half message: durable, and invisible until it is committed."""
     return await prepare_one(request, is_published=False)
 
 
-@routes.begins(prepare)
+@routes.begins(prepare_transaction)
 def begin_prepare(services: Services, rights: Rights, raw: bytes, _: str, trace: Sequence[Header], give: Give) -> bool:
-    """What is wrong with a call is said by `prepare`."""
+    """What is wrong with a call is said by `prepare_transaction`."""
     try:
         call = parse_prepare(raw, services.limits.headers_per_message)
     except Rejected:
@@ -235,7 +224,7 @@ async def prepare_batch(request: ApiRequest) -> HttpAnswer | LinesAnswer:
 
 
 @routes.add("GET", "/v1/transactions/{transaction_id:transaction}", GET, verb=Verb.READ)
-async def get(request: ApiRequest, transaction_id: str) -> HttpAnswer:
+async def get_transaction(request: ApiRequest, transaction_id: str) -> HttpAnswer:
     """One transaction, as current as the last write that was acknowledged."""
     check_transaction_id(transaction_id, "?transaction_id")
     query = Query(request.query, {"include"})
@@ -251,7 +240,7 @@ async def get(request: ApiRequest, transaction_id: str) -> HttpAnswer:
 
 
 @routes.add("GET", "/v1/transactions/{transaction_id}/timeline", TIMELINE, verb=Verb.READ)
-async def timeline(request: ApiRequest, transaction_id: str) -> HttpAnswer:
+async def get_timeline(request: ApiRequest, transaction_id: str) -> HttpAnswer:
     """What happened to a transaction, oldest first."""
     check_transaction_id(transaction_id, "?transaction_id")
     Query(request.query, ())
@@ -260,19 +249,19 @@ async def timeline(request: ApiRequest, transaction_id: str) -> HttpAnswer:
 
 
 @routes.add("POST", "/v1/transactions/{transaction_id}/commit", COMMIT, is_hot=True, verb=Verb.DECIDE)
-async def commit(request: ApiRequest, transaction_id: str) -> HttpAnswer:
+async def commit_transaction(request: ApiRequest, transaction_id: str) -> HttpAnswer:
     """Publishes what was prepared; answers when consumers can read it."""
     return await _end(request, transaction_id, Resolution.COMMIT)
 
 
 @routes.add("POST", "/v1/transactions/{transaction_id}/rollback", ROLLBACK, is_hot=True, verb=Verb.DECIDE)
-async def rollback(request: ApiRequest, transaction_id: str) -> HttpAnswer:
+async def rollback_transaction(request: ApiRequest, transaction_id: str) -> HttpAnswer:
     """Drops what was prepared."""
     return await _end(request, transaction_id, Resolution.ROLLBACK)
 
 
 @published.add("POST", "/v1/messages", PUBLISH, is_hot=True, verb=Verb.PREPARE)
-async def publish(request: ApiRequest) -> HttpAnswer:
+async def publish_messages(request: ApiRequest) -> HttpAnswer:
     """Publishes messages together or not at all; answers when consumers can read them."""
     return await prepare_one(request, is_published=True)
 
@@ -387,8 +376,8 @@ def _begins_end(resolution: Resolution) -> Begin:
     return begin
 
 
-routes.begins(commit)(_begins_end(Resolution.COMMIT))
-routes.begins(rollback)(_begins_end(Resolution.ROLLBACK))
+routes.begins(commit_transaction)(_begins_end(Resolution.COMMIT))
+routes.begins(rollback_transaction)(_begins_end(Resolution.ROLLBACK))
 
 
 def _location(transaction_id: str) -> Sequence[tuple[str, str]]:

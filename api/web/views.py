@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from api.web.bodies import GroupName, TransactionId
+from api.web.bodies import GroupName, Int32, TransactionId
+from api.web.openapi import Merged
 from bridge.core.explanation import Explanation
 from bridge.core.measures import show_time
 from bridge.core.message import JsonText, Message, show_message
@@ -19,6 +20,7 @@ Time = Annotated[
 ]
 State = Annotated[TransactionState, Meta(description="A fact: the transaction's state.")]
 By = Annotated[str, Meta(extra_json_schema={"enum": ["producer", "check", "operator"]})]
+ResolutionName = Annotated[str, Meta(extra_json_schema={"enum": ["COMMIT", "ROLLBACK", "UNKNOWN"]})]
 EventType = Annotated[
     str,
     Meta(
@@ -36,7 +38,7 @@ class ReceiptAnswer(Struct):
     """Where a message was published. `offset` is null where the log no longer knows it."""
 
     topic: str
-    partition: int
+    partition: Int32
     offset: int | None
 
 
@@ -51,7 +53,7 @@ class MessageAnswer(Struct, omit_defaults=True):
     value_bytes: int | UnsetType | None = UNSET
     headers: list[tuple[str, str | None]] | UnsetType = UNSET
     headers_base64: list[tuple[str, str | None]] | UnsetType = UNSET
-    partition: int | None = None
+    partition: Int32 | None = None
     timestamp_ms: int | None = None
 
 
@@ -60,6 +62,18 @@ class NextAnswer(Struct):
 
     what: Literal["check", "retry", "park", "nothing"]
     at: Time | None
+
+
+class PreparedAnswer(Struct):
+    """A stored half message. `queue_id` and `queue_offset`: its place in the journal."""
+
+    transaction_id: TransactionId
+    producer_group: GroupName
+    state: State
+    born_time: Time
+    first_check_at: Time
+    queue_id: Int32
+    queue_offset: int
 
 
 class TransactionAnswer(Struct):
@@ -79,8 +93,8 @@ class TransactionAnswer(Struct):
     resolved_at: Time | None
     receipts: Annotated[list[ReceiptAnswer], Meta(description="In message order; empty until it is published.")]
     next_check_at: Time | None
-    check_times: Annotated[int, Meta(description="Answered checks.")]
-    queue_id: int
+    check_times: Annotated[Int32, Meta(description="Answered checks.")]
+    queue_id: Int32
     queue_offset: int
     born_time: Time | UnsetType = UNSET
     first_check_at: Time | UnsetType | None = UNSET
@@ -109,7 +123,7 @@ class AcceptedAnswer(Struct):
     """An end that is durable; not waited for."""
 
     transaction_id: TransactionId
-    resolution: Annotated[str, Meta(extra_json_schema={"enum": ["COMMIT", "ROLLBACK", "UNKNOWN"]})]
+    resolution: ResolutionName
 
 
 class AskedAnswer(Struct):
@@ -133,7 +147,7 @@ class ProblemAnswer(Struct, omit_defaults=True):
 
     type: str
     title: str
-    status: int
+    status: Int32
     detail: str
     instance: Annotated[str, Meta(description="The request id, also in X-Request-Id.")]
     outcome: Literal["not_applied", "unknown"] | UnsetType = UNSET
@@ -146,10 +160,37 @@ class ProblemAnswer(Struct, omit_defaults=True):
 class BatchItem(Struct, omit_defaults=True):
     """One result: `status` and the members of the single call's answer, or `status` and `problem`."""
 
-    status: int
+    status: Int32
     problem: ProblemAnswer | UnsetType = UNSET
     transaction_id: TransactionId | UnsetType = UNSET
     state: State | UnsetType = UNSET
+
+
+_OF_PREPARED = ("transaction_id", "producer_group", "state", "queue_id", "queue_offset")
+STORED = Merged(
+    "StoredAnswer",
+    "A stored half message, or the transaction that it has become. `queue_id` and `queue_offset`: its place in the "
+    "journal. Of one that is being decided there is no more than what a prepare says.",
+    (TransactionAnswer, PreparedAnswer),
+    _OF_PREPARED,
+)
+PUBLISHED = STORED._replace(
+    name="PublishedAnswer",
+    meaning="What was published. Of what is still being decided there is no more than what a prepare says.",
+)
+ENDED = Merged(
+    "EndedAnswer",
+    "The transaction, ended. `blocked`: its publication is being retried, for `reason`. With `Prefer: respond-async` "
+    "only `transaction_id` and `resolution`: it is durable and was not waited for.",
+    (TransactionAnswer, AcceptedAnswer),
+    ("transaction_id",),
+)
+ITEM = Merged(
+    "BatchItem",
+    "One result: `status` and the members of the single call's answer, or `status` and `problem`.",
+    (BatchItem, TransactionAnswer, PreparedAnswer, AcceptedAnswer),
+    ("status",),
+)
 
 
 class BatchAnswer(Struct):
@@ -159,11 +200,31 @@ class BatchAnswer(Struct):
 
 
 class TimelineEventAnswer(Struct):
-    """Something that happened; further members depend on the type."""
+    """Something that happened; its type tells which of the members behind `by` it has."""
 
     at: Time
     type: EventType
     by: str | None
+    queue_offset: int | UnsetType = UNSET  # prepared
+    number: Int32 | UnsetType | None = UNSET  # check_answered
+    status: Int32 | UnsetType | None = UNSET
+    latency_ms: int | UnsetType | None = UNSET
+    answer: ResolutionName | UnsetType = UNSET
+    first: Time | UnsetType = UNSET  # check_unanswered
+    last: Time | UnsetType = UNSET
+    count: int | UnsetType = UNSET
+    failure: str | UnsetType = UNSET
+    endpoint: str | UnsetType | None = UNSET  # both
+    resolution: ResolutionName | UnsetType = UNSET  # end, forced
+    effective: Annotated[bool, Meta(description="Whether it is the one that counts.")] | UnsetType = UNSET
+    remark: str | UnsetType | None = UNSET
+    actor: str | UnsetType | None = UNSET  # forced, resumed, abandoned
+    reason: str | UnsetType | None = UNSET
+    why: str | UnsetType | None = UNSET  # parked, blocked
+    check_times: Int32 | UnsetType = UNSET  # parked
+    parked_offset: int | UnsetType | None = UNSET
+    receipts: list[ReceiptAnswer] | UnsetType = UNSET  # published
+    state: State | UnsetType = UNSET  # given_up
 
 
 class TimelineAnswer(Struct):
@@ -253,7 +314,7 @@ def _encode_body(message: Message) -> bytes:
 
 def render_event(event: TimelineEvent) -> dict[str, object]:
     """An event of a timeline with the members of its type."""
-    shown = msgspec.structs.asdict(TimelineEventAnswer(show_time(event.at_ms), event.type, event.by))
+    shown: dict[str, object] = {"at": show_time(event.at_ms), "type": event.type, "by": event.by}
     for name, value in event.members.items():
         if name in {"first_ms", "last_ms"}:
             shown[name.removesuffix("_ms")] = show_time(int(str(value)))

@@ -10,6 +10,20 @@ _INTRODUCTION = """# HTTP interface
 
 A running bridge shows the same with every schema and examples at `/docs` and `/redoc`, and as OpenAPI at
 `/openapi.json` (`outbox-bridge openapi`). Errors are [problems](../problems.md).
+
+## Generated clients
+
+OpenAPI Generator (Java), oapi-codegen (Go), openapi-typescript, hey-api, orval and openapi-python-client make working
+code of that document. All successful answers of a call are of one type; members that only some of them have are
+optional. Three things are for you:
+
+* Calls without a body need `Content-Type: application/json` or the header `Outbox-Bridge-Request: 1`, which a page of
+  another site cannot send. Most generated clients send the former; give those on `fetch` the header for all calls:
+  `createClient({ baseUrl, headers: { "Outbox-Bridge-Request": "1" } })`.
+* Answers gain members from release to release. OpenAPI Generator's Java refuses what it does not know, unless it is
+  told not to: `--additional-properties=disallowAdditionalPropertiesIfNotPresent=false`.
+* The document names one form where the bridge takes two: headers as a list of pairs (an object is taken too), and
+  resolutions as words (RocketMQ's 8, 12 and 0 are taken too). A gateway that checks requests by it lets only those in.
 """
 
 

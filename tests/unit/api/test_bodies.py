@@ -84,6 +84,8 @@ def test_key_becomes_bytes(member: str, key: bytes | None) -> None:
         ('"headers":{"b":"1","a":null}', [("b", b"1"), ("a", None)]),
         ('"headers_base64":[["a","/w=="],["a",null]]', [("a", b"\xff"), ("a", None)]),
         ('"headers_base64":{"":""}', [("", b"")]),
+        ('"headers":[],"headers_base64":[["a","AA=="]]', [("a", b"\0")]),  # as code made by OpenAPI Generator sends it
+        ('"headers":[["a","b"]],"headers_base64":[]', [("a", b"b")]),
     ],
 )
 def test_headers_keep_order_and_repeats(member: str, headers: list[tuple[str, bytes | None]]) -> None:

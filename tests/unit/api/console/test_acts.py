@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from api.console.site import make_site
+from bridge.core.message import MessageQueue
 from tests.support.whole_bridge import Reply, WholeBridge
 
 
@@ -114,3 +115,20 @@ def test_read_only_pages_offer_no_act_and_take_none(tmp_path: Path) -> None:
         assert [e["action"] for e in bridge.call("GET", "/v1/audit").document["entries"]] == ["producer-group.put"]
         body = {"resolution": "ROLLBACK", "reason": "by phone"}
         assert bridge.call("POST", f"/v1/transactions/{pending}/force", body).status == 200
+
+
+def test_act_that_was_not_settled_in_time_is_not_told_as_something_else(bridge: WholeBridge) -> None:
+    """Its page cannot be read then: that the act may have been done must be said all the same, and what to do."""
+    transaction_id = prepare(bridge)
+    bridge.pass_ms(3_000)  # it has been read and projected
+    log, topics = bridge.memory.cluster.log, bridge.memory.topics
+    queues = [MessageQueue(topics.op, n) for n in range(topics.queues)]
+    for queue in queues:
+        log.set_leader(queue, has_leader=False)
+    reply = act(bridge, transaction_id, "commit")
+    page = reply.body.decode()
+    for queue in queues:
+        log.set_leader(queue, has_leader=True)
+    assert (reply.status, "Not settled in time" in page, "Repeat the same request" in page) == (504, True, True)
+    bridge.pass_ms(60_000)
+    assert state_of(bridge, transaction_id) == "COMMITTED"
