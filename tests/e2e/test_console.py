@@ -371,6 +371,22 @@ def test_first_page_is_live_while_it_is_seen(browser: Browser, scene: Scene) -> 
         scene.end(transaction_id, "rollback")
 
 
+def test_first_page_says_when_it_is_not_live_any_more(browser: Browser, scene: Scene) -> None:
+    """Else it says "nothing needs a person" all night, over counts from before the database went away."""
+    with tab(browser, scene) as page:
+        page.clock.install()
+        page.goto("")
+        old = page.get_by_role("alert").filter(has_text="nothing new")
+        silence = ": nothing can be read now\n\n"  # as the bridge tells while it reads nothing
+        page.route("**/console/live", lambda route: route.fulfill(content_type="text/event-stream", body=silence))
+        for is_silent in (True, False):
+            for is_hidden in (True, False):  # it asks anew
+                page.evaluate(HIDE, is_hidden)
+            page.clock.run_for(20_000)
+            old.wait_for(state="visible" if is_silent else "hidden", timeout=20_000)
+            page.unroute("**/console/live")
+
+
 def test_chart_has_the_times_of_the_page(browser: Browser, scene: Scene) -> None:
     """UTC, or the reader's own, as everything else on it."""
     with tab(browser, scene, timezone_id="Asia/Kolkata") as page:

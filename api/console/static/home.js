@@ -4,7 +4,9 @@
   const NAMES = ["prepared", "committed", "rolled_back", "parked"];
   const KEPT = 150;
   const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300]; // seconds between the times that are written
+  const QUIET_MS = 15_000; // without news: numbers come every two seconds
   const parts = document.getElementById("live");
+  const old = document.getElementById("old");
   const now = document.getElementById("rates-now");
   const figure = document.getElementById("chart");
   const { prepared, committed, rolledBack, parked } = figure.dataset;
@@ -14,7 +16,12 @@
   let before = null;
   let plot = null;
   let source = null;
+  let heardAt = performance.now();
 
+  const hear = () => {
+    heardAt = performance.now();
+    old.hidden = true;
+  };
   const tell = (moment) => {
     // in UTC or in the reader's own time, as the button of the page says
     const date = new Date(moment * 1000);
@@ -31,6 +38,7 @@
     plot = new uPlot({ ...size, legend: { live: false }, cursor: { show: false }, series: [{}, ...series], axes: [times, { ...axis, size: 60 }], scales: { y: { range: (_, low, high) => [0, Math.max(1, high)] } } }, data, figure);
   };
   const note = (totals) => {
+    hear();
     if (before && totals.at_ms > before.at_ms) {
       const seconds = (totals.at_ms - before.at_ms) / 1000;
       const rates = NAMES.map((name) => Math.max(0, (totals[name] - before[name]) / seconds));
@@ -53,6 +61,7 @@
       return;
     }
     if (source) return;
+    heardAt = performance.now();
     source = new EventSource(parts.dataset.live);
     source.addEventListener("totals", (event) => note(JSON.parse(event.data)));
     source.addEventListener("page", (event) => show(event.data));
@@ -66,6 +75,9 @@
     plot = null;
     draw();
   });
+  setInterval(() => {
+    if (!document.hidden && performance.now() - heardAt > QUIET_MS) old.hidden = false;
+  }, 1_000);
   now.textContent = now.dataset.waiting;
   follow();
 })();
