@@ -8,7 +8,7 @@ MAX_MESSAGES = 100
 MAX_BATCH = 1_000
 GROUP_PATTERN = "^[A-Za-z0-9._-]{1,120}$"
 
-_INT64 = 2**63 - 1
+INT64 = 2**63 - 1
 Int32 = Annotated[int, Meta(extra_json_schema={"format": "int32"})]
 
 GroupName = Annotated[
@@ -92,9 +92,9 @@ class Message(Struct, forbid_unknown_fields=True):
     ) = UNSET
     headers_base64: Annotated[Headers, Meta(description="The same with base64 values.")] | UnsetType = UNSET
     partition: Annotated[int, Meta(ge=0, le=2**31 - 1, description="Left out: chosen by the key.")] | None = None
-    timestamp_ms: (
-        Annotated[int, Meta(ge=-_INT64, le=_INT64, description="Left out: the time of the commit.")] | None
-    ) = None
+    timestamp_ms: Annotated[int, Meta(ge=-INT64, le=INT64, description="Left out: the time of the commit.")] | None = (
+        None
+    )
 
 
 class Prepare(Struct, forbid_unknown_fields=True):

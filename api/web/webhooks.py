@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from api.web.bodies import Nothing, RequestTime
+from api.web.bodies import INT64, Nothing, RequestTime
 from api.web.openapi import OPERATORS, Body, Operation, path_parameter
 from api.web.problems import NOT_FOUND, Problem, Rejected
 from api.web.request import ApiRequest, Query, or_reject, read_json, read_nothing, who_is
@@ -21,10 +21,12 @@ from checker.webhooks import FINDINGS, Webhooks, WebhookStatus
 class ReportFindings(Struct, forbid_unknown_fields=True):
     """What a reconciliation has found: `findings` by kind. The same run told again is the same event."""
 
-    run: Annotated[int, Meta(ge=0)]
+    run: Annotated[int, Meta(ge=0, le=INT64)]
     taken_at: RequestTime
     sentence: Annotated[str, Meta(max_length=2_000)]
-    findings: Annotated[dict[Annotated[str, Meta(max_length=64)], Annotated[int, Meta(ge=1)]], Meta(max_length=100)]
+    findings: Annotated[
+        dict[Annotated[str, Meta(max_length=64)], Annotated[int, Meta(ge=1, le=INT64)]], Meta(max_length=100)
+    ]
 
 
 class WebhookAnswer(Struct):
