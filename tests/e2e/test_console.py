@@ -34,7 +34,7 @@ LAID = """() => {
     for (let text = texts.nextNode(); text; text = texts.nextNode()) {
         const about = [...parents(text)], said = text.data.trim().slice(0, 40);
         if (!said || about.some(isFolded)) continue;
-        if (about[0].closest(".hidden, .skip, thead, script, noscript, option")) continue;
+        if (about[0].closest(".hidden, [hidden], .skip, thead, script, noscript, option")) continue;
         const range = document.createRange();
         range.selectNodeContents(text);
         const clips = about.filter(one => getComputedStyle(one).overflowY === "auto");
