@@ -54,6 +54,15 @@ class Durations:
         """How many."""
         return sum(self.counts)
 
+    def find_bound(self, share: float) -> int | None:
+        """The bound that this share of the durations is not beyond, for a page; None: none, or they are beyond all."""
+        seen, wanted = 0, share * self.count
+        for bound_ms, count in zip(DURATION_BOUNDS_MS, self.counts, strict=False):
+            seen += count
+            if 0 < wanted <= seen:
+                return bound_ms
+        return None
+
     def add_since(self, begins_ms: Iterable[int], now_ms: int) -> None:
         """The durations from each of these moments, as a rule in order, to `now_ms`: in a few steps for thousands."""
         begins = sorted(begins_ms)

@@ -39,3 +39,12 @@ def test_many_at_once_count_as_one_by_one(begins_ms: list[int], now_ms: int) -> 
     for begin_ms in begins_ms:
         apart.add(now_ms - begin_ms)
     assert (together.counts, together.sum_ms) == (apart.counts, apart.sum_ms)
+
+
+def test_bound_of_a_share() -> None:
+    """Of none there is none, nor of what is longer than all bounds."""
+    durations = Durations()
+    assert (durations.count, durations.find_bound(0.5)) == (0, None)
+    for duration_ms in (1, 3, 7, 10**6):
+        durations.add(duration_ms)
+    assert [durations.find_bound(share) for share in (0.25, 0.5, 0.75, 0.95)] == [1, 5, 10, None]
