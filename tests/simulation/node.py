@@ -111,6 +111,7 @@ class NodeDatabase(Database):
     ) -> None:
         self.engine = engine
         self.is_sqlite = True
+        self.list_turns = asyncio.Semaphore(2)
         self._process = process
         self._clock = clock
         self._fate = fate

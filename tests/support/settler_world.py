@@ -90,6 +90,7 @@ class NoDatabase(Database):
 
     def __init__(self) -> None:
         self.is_sqlite = True
+        self.list_turns = asyncio.Semaphore(1)
 
     async def run(self, work: Callable[[Connection], T], timeout_ms: int | None = None) -> T:
         raise SqlUnavailable("there is none")
