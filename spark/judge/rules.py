@@ -375,6 +375,7 @@ def _without_half(story: TransactionHistory, scope: Scope) -> Iterator[Found]:
     A rollback alone is what a producer rightly sends that does not know whether its half message is stored.
     """
     legs = (
+        *_known(story.decided),
         *(end for end in story.lost_ends if end.code != ROLLBACK),
         *(op for op in story.ops if not _is_prepared_later(op, story.tx, scope)),
         *(event for event in (*story.visible, *story.copies) if _was_seen(event, scope)),
@@ -388,9 +389,16 @@ def _without_half(story: TransactionHistory, scope: Scope) -> Iterator[Found]:
 
 
 def _is_repeat_alone(story: TransactionHistory, scope: Scope) -> bool:
-    """Whether the half message that was read repeats one before all that was read."""
-    journal = scope.journal_of(story.tx)
-    return journal is not None and any(op.half is not None and op.half < journal.start for op in story.ops)
+    """Whether the half message that was read repeats, or may repeat, one before all that was read.
+
+    Whatever had ended has its op message written again after a repeat.
+    """
+    half, journal = story.half, scope.journal_of(story.tx)
+    if journal is not None and any(op.half is not None and op.half < journal.start for op in story.ops):
+        return True
+    if half is None or story.ops or scope.is_provable(story.tx):
+        return False
+    return bool(story.lost_ends) or not scope.is_op_provable(half)
 
 
 def _should_have_half(story: TransactionHistory, scope: Scope) -> bool:

@@ -97,6 +97,17 @@ def test_internal_topics_that_are_gone_are_given_up_and_made_anew(kafka: str, tm
     assert [record.value for record in read_committed(kafka, [topic])] == [b"first", b"last"]
 
 
+def test_audit_whose_heads_are_gone_is_told_once(kafka: str, tmp_path: Path) -> None:
+    """Entries that somebody took off its end before would not be missed; a topic of heads that is left says nothing."""
+    bridge = Bridge.create(kafka, tmp_path, queues=1)
+    assert "no heads any more" not in bridge.run("migrate", "--accept-identity", "--yes")
+    delete_topic(kafka, f"{bridge.prefix}RMQ_SYS_TRANS_AUDIT_TOPIC")
+    told = " ".join(bridge.run("migrate", "--accept-identity", "--yes").split())
+    assert f"topic {bridge.prefix}RMQ_SYS_TRANS_AUDIT_TOPIC has no heads any more" in told
+    assert "compare `outbox-bridge audit list` with a backup" in told
+    assert "no heads any more" not in bridge.run("migrate", "--accept-identity", "--yes")
+
+
 def test_recreated_journal_acknowledges_nothing_that_is_lost(kafka: str, tmp_path: Path) -> None:
     """Under load, deleted and made again: every 201 since is decided or told; after the act all goes on (S, L, 53)."""
     topic = "lost.journal"

@@ -83,6 +83,43 @@ def test_removed_proof_is_said_to_be_removed(events: list[Event], topic: str, me
     assert kinds(events) not in ([], ["UNPROVABLE"])
 
 
+_KEYED = make_transaction_id(0, 12345)  # as most digests no id with a time
+_BEFORE = 5 * HOUR_MS
+_REPEAT = half(off=25, ms=END_MS)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        pytest.param([commit(), record(), _REPEAT], id="its end is left"),
+        pytest.param([commit(ms=END_MS + _BEFORE), record(), _REPEAT], id="its end is left, and young enough"),
+        pytest.param([record(), _REPEAT], id="nothing but the record is left"),
+        pytest.param([record(), _REPEAT, commit(26, ms=END_MS + _BEFORE)], id="ended once more"),
+        pytest.param([_REPEAT, commit(26, ms=END_MS + _BEFORE)], id="ended once more, with the record"),
+        pytest.param([record(), _REPEAT, rollback(26)], id="its rollback came too late"),
+    ],
+)
+def test_repeat_of_what_was_removed_says_nothing(events: list[Event]) -> None:
+    """Half message and op message of a keyed prepare are gone, its repeat is not: it may have been published."""
+    removed = with_extent(with_extent(SCOPE, HALF, start=11, is_whole=False, first_ms=END_MS), OP, start=31,
+                          is_whole=False, first_ms=END_MS + 4 * HOUR_MS)  # fmt: skip
+    named = [event._replace(tx=_KEYED) for event in events]
+    late = replace(removed, now_ms=NOW_MS + 200 * HOUR_MS)
+    for scope in (removed, late):
+        assert kinds(named, scope, _KEYED) == ["UNPROVABLE"]
+    assert kinds([_REPEAT._replace(tx=_KEYED)], late, _KEYED) == []
+    assert kinds(named, replace(SCOPE, now_ms=late.now_ms), _KEYED) not in ([], ["UNPROVABLE"])
+
+
+def test_what_repeats_nothing_that_was_removed_is_judged() -> None:
+    """The op topic goes back to it, or says that it began with this half message."""
+    removed = with_extent(SCOPE, HALF, start=11, is_whole=False, first_ms=END_MS)
+    events = [event._replace(tx=_KEYED) for event in (record(), _REPEAT)]
+    assert kinds(events, removed, _KEYED) == ["PHANTOM"]
+    told = [commit(), *events, op("PREPARED", half=25, cause=20)]
+    assert kinds([event._replace(tx=_KEYED) for event in told], removed, _KEYED) == ["PHANTOM"]
+
+
 def test_resolution_younger_than_the_op_topic_must_have_its_op_message() -> None:
     """The topic's beginning is gone, but what followed this one would be left; as would something, each day."""
     for first_ms in (0, END_MS - 5_000):
