@@ -112,7 +112,7 @@ def _run(spark: SparkSession, options: Options, tell: Tell) -> RunOutcome:
             "no record of the real topics names its transaction: the header is off, or everything is missing",
             "If transaction_id_header is false, find records by their receipts: --by-receipts.",
         )
-    window = window.with_times(look.times())
+    window = window.with_times(look.times()).with_starts(look.starts())
     tell("landed; folding")
     scope = _make_scope(window, options, ledger, last)
     late = _fold(spark, scope, landed)
@@ -250,7 +250,13 @@ def _make_scope(window: Window, options: Options, ledger: RunIndex, last: Run | 
         if origins.keys() >= window.extents.keys():  # nearly always the first run has read all partitions
             break
     extents = {
-        place: replace(extent, start=first.start, is_whole=first.is_whole, first_ms=first.first_ms)
+        place: replace(
+            extent,
+            start=first.start,
+            is_whole=first.is_whole,
+            first_ms=first.first_ms,
+            given_up=max(first.given_up, extent.given_up),
+        )
         if (first := origins.get(place)) is not None
         else extent
         for place, extent in window.extents.items()

@@ -182,12 +182,14 @@ record in a partition proves that it is there. Where a partition or a time was a
 
 
 _KEYED = """okey IS NOT NULL AND commits + is_published > 0 AND rollbacks = 0 AND halves > 0
-  AND least_grp_id = most_grp_id AND end_off >= half_off AND records > 0 AND records * halves <= announced"""
+  AND least_grp_id = most_grp_id AND end_off >= half_off AND records > 0 AND records * halves <= announced
+  AND COALESCE(op_half, half_off) <= half_off"""
 
 SHARED_SQL = f"SELECT queue, okey FROM transactions WHERE {_KEYED} GROUP BY queue, okey HAVING COUNT(*) > 1"
 """Ordering keys of several published transactions. Transactions with ends of several groups, or with one before their
 half message, which decides nothing, are left out; so are
-those with more records than messages, which have findings of their own: a duplicate long after overtakes nobody."""
+those with more records than messages, which have findings of their own: a duplicate long after overtakes nobody; and
+those whose idempotency key was used again."""
 
 CHAINED_SQL = f"""SELECT tx, queue, okey, end_off, topic_id, record_part, first_off FROM transactions
 JOIN shared USING (queue, okey) WHERE {_KEYED}"""

@@ -100,6 +100,58 @@ def replay(tx: str, events: Iterable[Event]) -> TransactionHistory:
     return story
 
 
+_KNOWN_MS = 7 * 86_400_000 - 3_600_000  # the bridge knows what has ended for seven days
+
+
+def lives(tx: str, events: Iterable[Event], scope: Scope) -> list[list[Event]]:
+    """The events of each transaction that had this id, oldest first: more than one where an idempotency key was used
+    again after the bridge had forgotten it. What was visible long before the first half message is of an earlier one.
+    """
+    known = sorted(set(events), key=lambda event: (event.leg, event.off))
+    own = [event for event in known if event.leg not in _OF_QUEUE or event.part == queue_of(tx)]
+    halves = [event for event in own if event.leg == Evidence.HALF and not event.is_void]
+    told = {event.half for event in own if event.leg == Evidence.OP}
+    begun = halves[:1]
+    for half in halves[1:]:
+        ended_ms = _ended_ms(begun[-1], half, own)
+        if half.off in told and ended_ms is not None and half.ms - ended_ms >= _KNOWN_MS:
+            begun.append(half)
+    first = 1 if scope.is_provable(tx) or _asks_for_times(begun) else 0
+    if len(begun) <= first:
+        return [known]
+    found: list[list[Event]] = [[] for _ in range(1 + len(begun))]
+    for event in known:
+        found[max(first, _life_of(event, begun, own))].append(event)
+    return [life for life in found if life]
+
+
+def _asks_for_times(halves: Sequence[Event]) -> bool:
+    return any(message.ts is not None for half in halves for message in half.messages or ())
+
+
+def _ended_ms(half: Event, behind: Event, own: Sequence[Event]) -> int | None:
+    """When what began with `half` was decided, and published if it was; of what lies before `behind`."""
+    told = [e.ms for e in own if e.leg == Evidence.OP and e.half == half.off and e.code in FINAL - {OpState.BLOCKED}]
+    ends = [e.ms for e in own if e.leg == Evidence.END and e.code in _DECISIONS and half.off < e.off < behind.off]
+    decided = [half.ms] if half.code == COMMIT else ends[:1]
+    return max([*decided, *told[:1]], default=None)
+
+
+def _life_of(event: Event, begun: Sequence[Event], own: Sequence[Event]) -> int:
+    """1 for what began with the first of `begun`; 0: an earlier one, of which only records may be left."""
+    half_off = event.half
+    if event.leg == Evidence.VISIBLE:
+        place = ReceiptRow(event.topic, event.part, event.off)
+        half_off = next((op.half for op in own if op.leg == Evidence.OP and place in (op.receipts or ())), None)
+        if half_off is None:
+            return sum(half.ms - _KNOWN_MS < event.ms for half in begun)
+    if event.leg in {Evidence.OP, Evidence.VISIBLE}:
+        return next((number for number, half in enumerate(begun, start=1) if half_off == half.off), 1)
+    if event.leg == Evidence.PARKED:
+        return max(1, sum(half.ms <= event.ms for half in begun))
+    return max(1, sum(half.off <= event.off for half in begun))
+
+
 def _last_remark(journal: Sequence[Event], half_off: int) -> str | None:
     """What was said before the half message is nobody's; operators have reasons instead."""
     said = (event.remark for event in reversed(journal) if event.off > half_off and event.src != EndSource.OPERATOR)

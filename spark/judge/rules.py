@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from spark.judge.history import FINAL, Match, Pair, TransactionHistory, match, replay, why_not_unpublished
+from spark.judge.history import FINAL, Match, Pair, TransactionHistory, lives, match, replay, why_not_unpublished
 from spark.read.envelope import (
     APPEND_TIME,
     ROLLBACK,
@@ -59,14 +59,20 @@ Rule = Callable[[TransactionHistory, Scope], Iterator[Found]]
 
 
 def judge(tx: str, events: Iterable[Event], scope: Scope) -> list[Found]:
-    """Everything wrong with one transaction, at most one of each kind; nothing wrong: nothing."""
-    story = replay(tx, events)
-    rules = _RULES_WITHOUT_HALF if story.half is None or _is_repeat_alone(story, scope) else _RULES
+    """Everything wrong with what had one id, at most one of each kind; nothing wrong: nothing."""
+    stories = [replay(tx, life) for life in lives(tx, events, scope)]
     found: dict[FindingKind, Found] = {}
-    for rule in rules:
-        for one in rule(story, scope):
-            found.setdefault(one.kind, one)
+    for story in stories:
+        for rule in _choose_rules(story, scope, is_followed=story is not stories[-1]):
+            for one in rule(story, scope):
+                found.setdefault(one.kind, one)
     return [found[kind] for kind in FindingKind if kind in found]
+
+
+def _choose_rules(story: TransactionHistory, scope: Scope, *, is_followed: bool) -> tuple[Rule, ...]:
+    if is_followed and story.half is not None and not story.ops:
+        return _RULES_WITHOUT_OP
+    return _RULES_WITHOUT_HALF if story.half is None or _is_repeat_alone(story, scope) else _RULES
 
 
 # --- is what was committed there?
@@ -100,6 +106,20 @@ def _published_as_prepared(story: TransactionHistory, scope: Scope) -> Iterator[
             yield Found(FindingKind.WRONG_PLACE, f"asked for {asked}", legs)
         elif not pair.is_at_receipt:
             yield Found(FindingKind.WRONG_RECEIPT, f"receipt says {_tell_receipt(pair.receipt)}", legs)
+
+
+def _published_untold(story: TransactionHistory, scope: Scope) -> Iterator[Found]:
+    """DUPLICATE, CORRUPT, UNPROVABLE of a commit whose op message compaction removed for one of the same id."""
+    if story.half is None or story.decision != OpState.COMMITTED:
+        return
+    matched = match(story.half.messages or (), (), story.visible)
+    yield from _extra(story, matched)
+    for pair in matched.pairs:
+        if pair.record is not None and pair.record.content != pair.message.content:
+            legs = (story.half, pair.record)
+            yield Found(FindingKind.CORRUPT, "key, value or headers are not what was prepared", legs)
+    if any(pair.record is None for pair in matched.pairs):
+        yield Found(FindingKind.UNPROVABLE, "the op message of its first use is no longer kept", (story.half,))
 
 
 def _absent(story: TransactionHistory, last: Event, matched: Match, scope: Scope) -> Iterator[Found]:
@@ -282,7 +302,7 @@ def _decided_but_unsettled(story: TransactionHistory, scope: Scope) -> Iterator[
     age_ms = scope.now_ms - story.decided.ms
     if age_ms > scope.graces.settle_ms:
         legs = (*_known(story.half, story.decided, story.last), *story.visible)
-        if not scope.is_op_provable(story.decided):
+        if not scope.is_op_provable(story.decided) or (story.half is not None and scope.is_given_up(story.half)):
             yield Found(FindingKind.UNPROVABLE, "its op message, if there was one, is no longer kept", legs)
             return
         yield Found(FindingKind.UNSETTLED, f"decided {age_ms // 1_000} s ago{_tell_unsent(story, scope)}", legs)
@@ -307,6 +327,9 @@ def _undecided_for_too_long(story: TransactionHistory, scope: Scope) -> Iterator
     life_ms = scope.times_of(half.grp).max_lifetime_ms if half.life_ms is None else half.life_ms
     age_ms = scope.now_ms - began_ms
     if age_ms > life_ms + scope.graces.stale_ms:
+        if scope.is_given_up(half):
+            yield Found(FindingKind.UNPROVABLE, "an operator has given up its log", _known(half, last, *story.visible))
+            return
         yield Found(
             FindingKind.STALE,
             f"{age_ms // 1_000} s old, longest life {life_ms // 1_000} s",
@@ -404,7 +427,7 @@ def _is_repeat_alone(story: TransactionHistory, scope: Scope) -> bool:
 def _should_have_half(story: TransactionHistory, scope: Scope) -> bool:
     """Whether an op message names an offset that was read, or that nobody has written."""
     journal = scope.journal_of(story.tx)
-    settled = [op for op in story.ops if not _is_prepared_later(op, story.tx, scope)]
+    settled = [op for op in story.ops if not (_is_prepared_later(op, story.tx, scope) or scope.is_given_up(op))]
     return journal is not None and any(journal.start <= (op.half or 0) for op in settled)
 
 
@@ -471,4 +494,5 @@ _RULES: tuple[Rule, ...] = (
     _parked_with_its_message,
     _checked_as_agreed,
 )
+_RULES_WITHOUT_OP: tuple[Rule, ...] = (_published_untold, _visible_without_commit)
 _RULES_WITHOUT_HALF: tuple[Rule, ...] = (_without_half, _in_another_queue)

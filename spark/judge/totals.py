@@ -145,6 +145,14 @@ class PartitionStats:
         """The earliest timestamp in each partition, and that of its last record."""
         return {place: (row.first_ms, row.last_ms) for place, row in self.rows.items()}
 
+    def starts(self) -> Mapping[int, tuple[int, int]]:
+        """Where journal and op topic of a queue begin, by its positions, after a log was given up."""
+        return {
+            place.part: (row.journal_start, row.op_start)
+            for place, row in self.rows.items()
+            if row.op_start is not None
+        }
+
     def count_partitions(self, window: Window) -> list[dict[str, Any]]:
         """By partition: rows + holes = end - start. Holes are markers, aborted and compacted records."""
         return [
@@ -171,12 +179,14 @@ def look_at(spark: SparkSession) -> PartitionStats:
     rows = spark.sql(f"""SELECT topic, part, SUM(n) AS n, SUM(bit_count(bits)) AS places, MIN(first) AS first,
   MAX(last) AS last, MIN(first_ms) AS first_ms, MAX_BY(last_ms, last) AS last_ms,
   SUM(unreadable) AS unreadable, SUM(foreign) AS foreign,
-  SUM(visible) AS visible, SUM(told) AS told
+  SUM(visible) AS visible, SUM(told) AS told, MAX(journal_start) AS journal_start, MAX(op_start) AS op_start
 FROM (SELECT topic, part, COUNT(*) AS n, BIT_OR(shiftleft(1L, CAST(off % 64 AS INT))) AS bits, MIN(off) AS first,
   MAX(off) AS last, MIN(ms) AS first_ms, MAX_BY(ms, off) AS last_ms,
   COUNT_IF(leg = {Evidence.UNREADABLE}) AS unreadable,
   COUNT_IF(leg = {Evidence.FOREIGN}) AS foreign, COUNT_IF(leg = {Evidence.VISIBLE}) AS visible,
-  COUNT_IF(leg = {Evidence.OP} AND n > 0) AS told
+  COUNT_IF(leg = {Evidence.OP} AND n > 0) AS told,
+  MAX(IF(leg = {Evidence.POSITION}, half, NULL)) AS journal_start,
+  MAX(IF(leg = {Evidence.POSITION}, parked, NULL)) AS op_start
   FROM new_events GROUP BY topic, part, off DIV 64) GROUP BY topic, part""").collect()
     return PartitionStats({QueuePlace(row.topic, row.part): row for row in sorted(rows)})
 

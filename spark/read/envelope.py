@@ -30,6 +30,7 @@ class OffsetRange:
     `start` was ever removed or left out. `is_compacted`: records may vanish one by one. `has_append_time`: the
     topic's own clock overrules timestamps. `epoch`: the leader's, by which a log that was cut below `end` is known
     however far it has grown since; `start_epoch`: that of the window that ended where this one starts; -1: not noted.
+    `given_up`: what lies below is of a log that an operator has given up, for journal and op topic.
     """
 
     start: int
@@ -41,6 +42,7 @@ class OffsetRange:
     has_append_time: bool = False
     epoch: int = -1
     start_epoch: int = -1
+    given_up: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,11 @@ class Scope:
         """What was read of the journal queue that the id names."""
         return self.extents.get(QueuePlace(self.half_topic, queue_of(transaction_id)))
 
+    def is_given_up(self, record: "Event") -> bool:
+        """Whether a record of journal or op topic is of a log that an operator has given up: the other one is gone."""
+        own = self.extents.get(QueuePlace(record.topic, record.part))
+        return own is not None and record.off < own.given_up
+
     def is_op_provable(self, decided: "Event") -> bool:
         """Whether the op message of a recorded resolution, had there been one, would have been read.
 
@@ -104,14 +111,15 @@ class Scope:
 
         In a queue that there is not, it can only have been before the whole journal was made anew.
         """
-        own, born = self.journal_of(transaction_id), born_ms(transaction_id)
-        all_queues = [extent for place, extent in self.extents.items() if place.topic == self.half_topic]
-        journals = all_queues if own is None else [own]
-        return bool(journals) and all(self._reaches_back(journal, born) for journal in journals)
+        own = QueuePlace(self.half_topic, queue_of(transaction_id))
+        queues = [own] if own in self.extents else [place for place in self.extents if place.topic == self.half_topic]
+        return bool(queues) and all(self._reaches_back(queue, born_ms(transaction_id)) for queue in queues)
 
-    def _reaches_back(self, journal: OffsetRange, born: int | None) -> bool:
-        if journal.is_whole or born is None or not journal.first_ms:  # 0: nothing is left of it
-            return journal.is_whole
+    def _reaches_back(self, queue: QueuePlace, born: int | None) -> bool:
+        journal, op = self.extents[queue], self.extents.get(QueuePlace(self.op_topic, queue.part))
+        is_whole = journal.is_whole and (op is None or not op.given_up)
+        if is_whole or born is None or not journal.first_ms:  # 0: nothing is left of it
+            return is_whole
         # `born` is by an api's clock
         return journal.first_ms + self.graces.apart_ms < born <= self.now_ms + self.graces.apart_ms
 
@@ -141,7 +149,7 @@ class Evidence(IntEnum):
     OP = 4
     PARKED = 5  # the copy of a half message in the parked topic
     VISIBLE = 6  # a record of a real topic with a transaction id
-    POSITION = 7  # `cause`: its S
+    POSITION = 7  # `cause`: its S; `half`, `parked`: where journal and op topic begin, after a log was given up
     ANSWERS = 8
     FOREIGN = 9  # another producer's record in a real topic
 

@@ -285,12 +285,13 @@ def _spread(key: bytes) -> int:
 
 
 class OpRow(NamedTuple):
-    """`op`: of a state; `s`: of a position."""
+    """`op`: of a state; `s`, `start`: of a position."""
 
     leg: int
     code: int | None = None
     op: OpMembers | None = None
     s: int | None = None
+    start: StartMembers | None = None
 
 
 _STATES = {"PREPARED": OpState.PREPARED, "PARKED": OpState.PARKED, "ROLLED_BACK": OpState.ROLLED_BACK}
@@ -302,7 +303,7 @@ def read_op(key: bytes | None, value: bytes | None) -> OpRow:
     try:
         if key == b"~":
             position = _decode_position(value)
-            return OpRow(Evidence.POSITION, s=position.s) if position.v == 1 else _OTHER
+            return OpRow(Evidence.POSITION, s=position.s, start=position.start) if position.v == 1 else _OTHER
         if key == b"?":
             return OpRow(Evidence.ANSWERS) if _decode_answers(value).v == 1 else _OTHER
         if key is None or not is_id(key.decode(errors="replace")):

@@ -6,7 +6,6 @@ below the second. All are last stable offsets: what no committed reader can see 
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -111,9 +110,8 @@ def _take(admin: AdminClient, internal: InternalTopics, wanted: list[str], last:
     ends = {**_offsets(admin, others, OffsetSpec.latest), **journal_ends}
     starts = _offsets(admin, places, OffsetSpec.earliest)
     policies = _read_policies(admin, {place.topic for place in places})
-    topics, counts = admin.list_topics(timeout=_TIMEOUT_S).topics, Counter(place.topic for place in places)
-    if any(len(topics[name].partitions) > count for name, count in counts.items() if name in topics):
-        return _take(admin, internal, wanted, last)  # what was published meanwhile may know of more partitions
+    if set(_find_places(admin, internal, wanted)) - set(places):
+        return _take(admin, internal, wanted, last)  # what was published meanwhile may be in one of the others
     extents = {}
     for place in places:
         first, (end, epoch), known = starts[place][0], ends[place], since.get(place)

@@ -58,6 +58,17 @@ class Window:
         extents = {p: replace(e, first_ms=known[p][0] if p in known else e.first_ms) for p, e in self.extents.items()}
         return replace(self, taken_ms=max([self.taken_ms, *appended]), extents=extents)
 
+    def with_starts(self, starts: Mapping[int, tuple[int, int]]) -> "Window":
+        """The same, knowing where journal and op topic of a queue begin, after a log was given up."""
+        given_up = {
+            QueuePlace(topic, queue): start
+            for queue, both in starts.items()
+            for topic, start in zip((self.half, self.op), both, strict=True)
+        }
+        return replace(
+            self, extents={p: replace(e, given_up=given_up.get(p, e.given_up)) for p, e in self.extents.items()}
+        )
+
     def make_origins(self) -> dict[QueuePlace, OffsetRange]:
         """Its extents for runs that go on from here: of a queue that held nothing, all is read that comes later."""
         begun = {place: self.taken_ms if place.topic == self.half else 0 for place in self.extents}

@@ -149,6 +149,20 @@ def test_topics_are_booked_by_message(spark: SparkSession) -> None:
     }
 
 
+def test_log_that_was_given_up_is_known_by_the_positions_of_its_queue(spark: SparkSession) -> None:
+    """What lies before belongs to a log that is gone: nobody can find the other half of it."""
+    positions = [Event("", Evidence.POSITION, OP, 0, 10 * number, NOW_MS, cause=5) for number in range(9)]
+    show_views(spark, [half(), commit(), op("COMMITTED", parked=99), record(), *positions])
+    assert totals.look_at(spark).starts() == {}
+    given_up = [event._replace(half=11, parked=0 if event.off < 60 else 41) for event in positions[4:]]
+    show_views(spark, [half(), commit(), op("COMMITTED", parked=99), record(), *positions[:4], *given_up])
+    window = WINDOW.with_starts(totals.look_at(spark).starts())
+    assert {place.topic: extent.given_up for place, extent in window.extents.items()} == {
+        HALF: 11, OP: 41, PARKED: 0, "orders": 0,
+    }  # fmt: skip
+    assert replace(window, extents=WINDOW.extents) == WINDOW
+
+
 def test_partitions_that_were_not_read_as_they_should_are_named(spark: SparkSession) -> None:
     """An event twice, or one outside the window, and nothing can be said."""
     show_views(spark, [half(), record(), record(), op("COMMITTED", off=300)])

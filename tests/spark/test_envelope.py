@@ -11,6 +11,7 @@ from bridge.core.message import Message, Receipt, StoredMessage
 from bridge.core.op_message import (
     ANSWERS_KEY,
     POSITION_KEY,
+    LogStart,
     OpMessage,
     Position,
     encode_op,
@@ -218,6 +219,7 @@ def test_op_topic_is_read() -> None:
             make_op(at=20),
             make_op(state=committed, at=21, by="check", end=20, ended_ms=6, abandoned=True, reason="gone"),
             Message("op", POSITION_KEY, encode_position(Position(31, 10, 5, "me"))),
+            Message("op", POSITION_KEY, encode_position(Position(31, 10, 5, "me", start=LogStart(7, 0)))),
             Message("op", ANSWERS_KEY, b'{"v":1,"answers":[]}'),
             Message("op", TX.encode(), b'{"v":2,"state":"COMMITTED"}'),
             Message("op", TX.encode(), None),
@@ -237,8 +239,9 @@ def test_op_topic_is_read() -> None:
     assert shown(rows[4]) == {**op, "code": OpState.PREPARED, "num": 0, "since_ms": 5}
     assert shown(rows[5]) == {**op, "code": OpState.ABANDONED, "num": 0, "cause": 21}
     assert shown(rows[6]) == {"tx": "", "leg": Evidence.POSITION, "cause": 31}
-    assert [row.leg for row in rows[7:]] == [Evidence.ANSWERS, *[Evidence.UNREADABLE] * 7, Evidence.OP]
-    assert [row.code for row in rows[8:10]] == [OTHER_VERSION, EMPTY]
+    assert shown(rows[7]) == {"tx": "", "leg": Evidence.POSITION, "cause": 31, "half": 7, "parked": 0}
+    assert [row.leg for row in rows[8:]] == [Evidence.ANSWERS, *[Evidence.UNREADABLE] * 7, Evidence.OP]
+    assert [row.code for row in rows[9:11]] == [OTHER_VERSION, EMPTY]
 
 
 def test_text_that_is_no_utf8_is_unreadable() -> None:

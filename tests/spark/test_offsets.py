@@ -2,7 +2,7 @@
 
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -145,6 +145,20 @@ def test_window_is_the_same_however_much_is_asked_for_at_once(
     monkeypatch.setattr(offsets, "_PORTION", 1)
     again = cluster.take()
     assert (again.extents, again.topic_ids) == (cluster.last.extents, cluster.last.topic_ids)
+
+
+def test_topic_that_is_made_while_ends_are_noted_is_read(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Op messages that are read may name records of it."""
+    fresh, ask = f"{cluster.orders}-meanwhile", offsets._read_policies
+
+    def make_topic_and_ask(admin: AdminClient, topics: Iterable[str]) -> dict[str, tuple[str, str]]:
+        if fresh not in admin.list_topics(timeout=10).topics:
+            create_topics(cluster.kafka, {fresh: 1})
+        return ask(admin, topics)
+
+    monkeypatch.setattr(offsets, "_read_policies", make_topic_and_ask)
+    assert QueuePlace(fresh, 0) in take_window(cluster.options, cluster.internal, []).extents
+    cluster.admin.delete_topics([fresh])[fresh].result(30)
 
 
 def test_topic_that_is_not_read_on_is_told(cluster: Cluster) -> None:

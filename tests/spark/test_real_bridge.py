@@ -5,10 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
+from bridge.core.topics import with_prefix
 from bridge.core.transaction import make_transaction_id, make_uuid7_bits
+from bridge.topology import JOURNAL_RULES
+from spark.options import Options
+from spark.reconcile import reconcile
 from tests.support.bridge_process import Bridge, BridgeProcess, check_endpoint, create_topics, wait_until
 from tests.support.cli_process import run_command
+from tests.support.cluster_acts import delete_topic
 
 pytestmark = pytest.mark.traffic
 GROUP = "shop"
@@ -45,6 +51,30 @@ def use(process: BridgeProcess, topics: list[str]) -> None:
     assert end(process, keyed[0], "rollback") == 200
     published = {"producer_group": GROUP, "messages": [message(payments, "p")], "idempotency_key": "p"}
     assert {process.post("/v1/messages", published).status_code for _ in range(2)} == {200}
+
+
+def test_journal_that_was_given_up_accuses_nobody(spark: SparkSession, kafka: str, tmp_path: Path) -> None:
+    """What the lost one held is told by op messages and records alone: an operator knows, and it cannot be proved."""
+    bridge = Bridge.create(kafka, tmp_path, queues=1)
+    topic = f"{bridge.prefix}orders"
+    create_topics(kafka, {topic: 1})
+
+    def publish() -> bool:
+        prepared = {"producer_group": GROUP, "messages": [message(topic, "k")]}
+        return process.post("/v1/messages", prepared).status_code == 200
+
+    with bridge.serve() as process:
+        assert publish()
+        pending = prepare(process, message(topic, "pending"))
+        wait_until(lambda: process.get(f"/v1/transactions/{pending}").status_code == 200, name="search")
+        delete_topic(kafka, bridge.half_topic)
+        create_topics(kafka, {bridge.half_topic: 1}, JOURNAL_RULES.make_config(1))
+        wait_until(lambda: not publish(), name="refusal")
+        bridge.run("migrate", "--accept-identity", "--yes")
+        wait_until(publish, 60, "goes on")
+    options = Options(tmp_path / "runs", with_prefix(bridge.prefix), {"bootstrap.servers": kafka}, topics=[topic])
+    outcome = reconcile(spark, options, lambda _: None)
+    assert (outcome.exit_code, "warnings only: 1 UNPROVABLE" in outcome.sentence) == (0, True), outcome.sentence
 
 
 def test_real_bridge_has_no_findings(kafka: str, tmp_path: Path) -> None:

@@ -228,7 +228,8 @@ def test_what_is_over_is_not_carried_into_every_later_window(database: Any, name
 def keyed(number: int, okey: int | None, end: int, off: int, part: int = 0) -> list[Event]:
     """A committed transaction with an ordering key, decided at `end` and published at `off`."""
     tx = make_transaction_id(0, make_uuid7_bits(HALF_MS, number))
-    made = [half(off=number, okey=okey), commit(end), op("COMMITTED", off=end, cause=end), record(off, part=part)]
+    told = op("COMMITTED", off=end, cause=end, half=number)
+    made = [half(off=number, okey=okey), commit(end), told, record(off, part=part)]
     return [event._replace(tx=tx) for event in made]
 
 
@@ -266,6 +267,13 @@ def test_end_before_the_half_message_decides_nothing(database: Any) -> None:
     late = keyed(6, 7, 30, 102)
     lost = commit(5)._replace(tx=late[0].tx)
     assert overtaken(database, [*late, lost], keyed(2, 7, 20, 101)) == []
+
+
+def test_idempotency_key_that_was_used_again_is_in_the_order_of_neither_use(database: Any) -> None:
+    """The first of them was decided before, and its record is removed; the second is published behind."""
+    first, between = keyed(1, 7, 20, 100), keyed(2, 7, 25, 101)
+    again = [event._replace(tx=first[0].tx) for event in keyed(30, 7, 31, 102)]
+    assert overtaken(database, [*first[:2], *again], between) == []
 
 
 def test_void_publication_decides_nothing(database: Any) -> None:

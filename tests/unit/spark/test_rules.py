@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bridge.core.transaction import make_transaction_id, make_uuid7_bits
 from spark.judge.rules import FindingKind, judge
-from spark.read.envelope import APPEND_TIME, EndSource, Event, PreparedMessage, ReceiptRow, Tolerances
+from spark.read.envelope import APPEND_TIME, EndSource, Event, Evidence, PreparedMessage, ReceiptRow, Tolerances
 from tests.support.envelope_rows import (
     END_MS,
     HALF,
@@ -118,6 +118,78 @@ def test_what_repeats_nothing_that_was_removed_is_judged() -> None:
     assert kinds(events, removed, _KEYED) == ["PHANTOM"]
     told = [commit(), *events, op("PREPARED", half=25, cause=20)]
     assert kinds([event._replace(tx=_KEYED) for event in told], removed, _KEYED) == ["PHANTOM"]
+
+
+DAY_MS = 24 * HOUR_MS
+
+
+def _again(after_ms: int, *, ended: Event, told: Event | None, shown: bool = True) -> list[Event]:
+    """The same once more, with half message, end, op message and record `after_ms` later, at other offsets."""
+    seconds = [half(off=210, ms=HALF_MS + after_ms), ended._replace(off=220, ms=END_MS + after_ms)]
+    if told is not None:
+        cause, half_off, receipts = 220, 210, (ReceiptRow("orders", 0, 300),) if told.receipts else ()
+        seconds.append(told._replace(off=230, ms=END_MS + after_ms, cause=cause, half=half_off, receipts=receipts))
+    return [*seconds, *([record(300, ms=END_MS + after_ms)] if shown else [])]
+
+
+FIRST = [half(), commit(), COMMITTED, record()]
+SECOND = _again(7 * DAY_MS, ended=commit(), told=COMMITTED)
+REFUSED = _again(7 * DAY_MS, ended=rollback(), told=op("ROLLED_BACK"), shown=False)
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        pytest.param([*FIRST, *SECOND], "", id="published, and once more"),
+        pytest.param([*FIRST[:2], record(), *SECOND], "", id="compaction has removed the first op message"),
+        pytest.param([*FIRST, *REFUSED], "", id="published, then rolled back"),
+        pytest.param([*FIRST, *SECOND[:1], op("PREPARED", 230, 215, half=210)], "STALE", id="and never decided"),
+        pytest.param([half(), rollback(), op("ROLLED_BACK"), *SECOND], "", id="rolled back, then published"),
+        pytest.param([half(), rollback(), *SECOND], "", id="rolled back, op message removed, then published"),
+        pytest.param([half(), rollback(), record(), *SECOND], "PHANTOM", id="rolled back and visible, then published"),
+        pytest.param([*FIRST, record(101), *SECOND], "DUPLICATE", id="published twice, and once more"),
+        pytest.param([*FIRST[:2], record(), record(101), *SECOND], "DUPLICATE", id="the same, op message removed"),
+        pytest.param([*FIRST, *SECOND[:3]], "MISSING", id="published, and once more in vain"),
+        pytest.param([*FIRST[:3], *SECOND], "MISSING", id="published in vain, then once more"),
+        pytest.param([*FIRST[:2], *SECOND], "UNPROVABLE", id="in vain, op message removed"),
+        pytest.param([*FIRST[:2], record(content=9), *SECOND], "CORRUPT", id="altered, op message removed"),
+        pytest.param(
+            [*FIRST, *_again(6 * DAY_MS, ended=commit(), told=COMMITTED)],
+            "DUPLICATE CONTRADICTION",
+            id="before the bridge may forget",
+        ),
+    ],
+)
+def test_key_that_was_used_again_is_another_transaction(events: list[Event], expected: str) -> None:
+    """After seven days the bridge has forgotten it: what has the same id is judged for itself."""
+    scope = replace(SCOPE, now_ms=NOW_MS + 30 * DAY_MS)
+    named = [event._replace(tx=_KEYED) for event in events]
+    assert kinds(named, scope, _KEYED) == expected.split()
+
+
+def test_record_of_a_key_whose_earlier_use_was_removed_is_not_provable() -> None:
+    """Of the first transaction of this id only what was published is left."""
+    removed = with_extent(replace(SCOPE, now_ms=NOW_MS + 30 * DAY_MS), HALF, start=31, is_whole=False, first_ms=NOW_MS)
+    named = [event._replace(tx=_KEYED) for event in (record(), *SECOND)]
+    assert kinds(named, removed, _KEYED) == ["UNPROVABLE"]
+    assert kinds(named, replace(removed, extents=SCOPE.extents), _KEYED) == ["DUPLICATE"]
+
+
+def test_what_lay_in_a_log_that_was_given_up_is_not_provable() -> None:
+    """Nobody can settle it any more, or find its half message: an operator knows, and everything else is judged."""
+    op_lost = with_extent(with_extent(SCOPE, HALF, given_up=11), OP, given_up=25)
+    late = replace(op_lost, now_ms=NOW_MS + 200 * HOUR_MS)
+    for events in ([half(), commit(), record()], [half()], [half(), rollback()]):
+        assert kinds(events, late) == ["UNPROVABLE"]
+        behind = [event._replace(off=event.off + 1) if event.leg == Evidence.HALF else event for event in events]
+        assert kinds(behind, late) not in ([], ["UNPROVABLE"])
+    assert kinds([half(), commit(), COMMITTED, record()], late) == []
+    assert kinds([half(), rollback(), op("ROLLED_BACK"), record()], late) == ["PHANTOM"]
+    journal_lost = with_extent(with_extent(SCOPE, HALF, first_ms=END_MS), OP, given_up=31)
+    for events in ([op("COMMITTED"), record()], [op("ROLLED_BACK", cause=2_001, half=2_000)], [record()], [commit()]):
+        assert kinds(events, journal_lost) == ["UNPROVABLE"]
+        assert kinds([event._replace(off=event.off + 1) for event in events], SCOPE) == ["ORPHAN"]
+    assert kinds([op("ROLLED_BACK", off=31)], journal_lost) == ["ORPHAN"]
 
 
 def test_resolution_younger_than_the_op_topic_must_have_its_op_message() -> None:
