@@ -80,6 +80,7 @@ _COLUMNS = {
     "least_part": _least(f"leg = {_V}", "part"),
     "most_part": _most(f"leg = {_V}", "part"),
     "first_off": _least(f"leg = {_V}", "off"),
+    "last_off": _most(f"leg = {_V}", "off"),
 }
 
 _ONLY_WEIGHED = {
@@ -191,24 +192,27 @@ half message, which decides nothing, are left out; so are
 those with more records than messages, which have findings of their own: a duplicate long after overtakes nobody; and
 those whose idempotency key was used again."""
 
-CHAINED_SQL = f"""SELECT tx, queue, okey, end_off, topic_id, record_part, first_off FROM transactions
-JOIN shared USING (queue, okey) WHERE {_KEYED}"""
+CHAINED_SQL = f"""SELECT tx, queue, okey, end_off, topic_id, record_part, first_off, last_off, is_plain
+FROM transactions JOIN shared USING (queue, okey) WHERE {_KEYED}"""
 """Of `transactions` those whose ordering key is in `shared`, the rows of `SHARED_SQL`."""
 
 SCATTERED_SQL = "SELECT tx FROM chained WHERE topic_id IS NULL OR record_part IS NULL"
 """Of `chained`, the rows of `CHAINED_SQL`: those whose records have to be looked up."""
 
 OVERTAKING_SQL = """WITH firsts AS (
-  SELECT tx, queue, okey, end_off, topic_id, record_part AS part, first_off FROM chained
+  SELECT tx, queue, okey, end_off, topic_id, record_part AS part, first_off, last_off, is_plain FROM chained
   WHERE topic_id IS NOT NULL AND record_part IS NOT NULL
   UNION ALL
-  SELECT chained.tx, queue, okey, end_off, scattered.topic_id, part, MIN(off) AS first_off
+  SELECT chained.tx, queue, okey, end_off, scattered.topic_id, part, MIN(off) AS first_off, MAX(off) AS last_off,
+    is_plain
   FROM chained JOIN scattered ON scattered.tx = chained.tx
-  GROUP BY chained.tx, queue, okey, end_off, scattered.topic_id, part),
+  GROUP BY chained.tx, queue, okey, end_off, scattered.topic_id, part, is_plain),
+known AS (SELECT *, CASE WHEN is_plain THEN last_off ELSE first_off END AS known_off FROM firsts),
 ordered AS (
-  SELECT tx, first_off, MAX(first_off) OVER earlier AS overtaken_off, MAX_BY(tx, first_off) OVER earlier AS overtaken_tx
-  FROM firsts WINDOW earlier AS (PARTITION BY queue, okey, topic_id, part ORDER BY end_off
+  SELECT tx, first_off, MAX(known_off) OVER earlier AS overtaken_off, MAX_BY(tx, known_off) OVER earlier AS overtaken_tx
+  FROM known WINDOW earlier AS (PARTITION BY queue, okey, topic_id, part ORDER BY end_off
     ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING))
 SELECT tx, overtaken_tx FROM ordered WHERE overtaken_off > first_off"""
 """Pairs (tx, overtaken_tx) of one ordering key: decided later, published before. `scattered`: the visible records of
-those of `SCATTERED_SQL`. Only within a partition is there an order to be seen."""
+those of `SCATTERED_SQL`. Only within a partition is there an order to be seen; where something is wrong with a
+transaction, a copy may lie behind."""

@@ -246,6 +246,21 @@ def test_transaction_published_before_one_decided_earlier_is_found(database: Any
     assert overtaken(database, keyed(1, 7, 20, 102), keyed(2, 7, 21, 101), keyed(3, 7, 22, 103)) == [(1, 0)]
 
 
+@pytest.mark.parametrize("places", [[(0, 100), (0, 104)], [(0, 100), (1, 102), (1, 104)]])
+def test_transaction_published_between_messages_of_an_earlier_one_is_found(
+    database: Any, places: list[tuple[int, int]]
+) -> None:
+    """All of the earlier one come first, in each partition. Where one of them is missing, a copy of another says
+    nothing."""
+    receipts, part = [ReceiptRow("orders", *place) for place in places], places[-1][0]
+    told = op("COMMITTED", off=20, half=1, receipts=receipts)
+    made = [half(ONE * len(places), off=1, okey=7), commit(), told]
+    whole = [*made, *[record(off, part=each) for each, off in places]]
+    assert overtaken(database, whole, keyed(2, 7, 21, 103, part)) == [(1, 0)]
+    assert overtaken(database, whole, keyed(2, 7, 21, 105, part)) == []
+    assert overtaken(database, [*whole[:-1], record(900, part=part)], keyed(2, 7, 21, 103, part)) == []
+
+
 @pytest.mark.parametrize(
     ("second", "why"),
     [
