@@ -3,7 +3,7 @@
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +117,10 @@ def parse_groups(document: Mapping[str, Any]) -> dict[str, GroupTimes]:
     try:
         listed = document.get("producer_groups", document)
         pairs = listed.items() if isinstance(listed, Mapping) else ((one["name"], one) for one in listed)
-        return {name: _read_times(one.get("check", one)) for name, one in pairs}
+        return {
+            name: replace(_read_times(one.get("check", one)), is_paused=bool(one.get("checks_paused")))
+            for name, one in pairs
+        }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BadUsage(f"the producer groups cannot be read: {error!r}") from error
 

@@ -324,9 +324,10 @@ def _undecided_for_too_long(story: TransactionHistory, scope: Scope) -> Iterator
     if half is None or story.decided is not None or story.state not in {None, OpState.PREPARED}:
         return
     began_ms = max(story.life_ms, (last.since_ms or 0) if last is not None else 0)
-    life_ms = scope.times_of(half.grp).max_lifetime_ms if half.life_ms is None else half.life_ms
+    times = scope.times_of(half.grp)
+    life_ms = times.max_lifetime_ms if half.life_ms is None else half.life_ms
     age_ms = scope.now_ms - began_ms
-    if age_ms > life_ms + scope.graces.stale_ms:
+    if age_ms > life_ms + scope.graces.stale_ms and not times.is_paused:
         if scope.is_given_up(half):
             yield Found(FindingKind.UNPROVABLE, "an operator has given up its log", _known(half, last, *story.visible))
             return

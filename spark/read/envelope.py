@@ -47,11 +47,15 @@ class OffsetRange:
 
 @dataclass(frozen=True, slots=True)
 class GroupTimes:
-    """When and how often a group may be asked. The defaults are the bounds: they never accuse wrongly."""
+    """When and how often a group may be asked. The defaults are the bounds: they never accuse wrongly.
+
+    `is_paused`: nobody is asked now, and nothing is parked for its age.
+    """
 
     transaction_timeout_ms: int = 1_000
     max_checks: int = 1_000
     max_lifetime_ms: int = 7 * _DAY_MS
+    is_paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -270,6 +270,15 @@ def test_topic_with_append_time_may_change_the_timestamp() -> None:
     assert kinds([*events[:-1], record(code=APPEND_TIME)]) == []
 
 
+def test_what_waits_for_checks_that_are_paused_is_not_stale() -> None:
+    """An operator has paused them: nobody is asked, and nothing is parked for its age."""
+    late = replace(SCOPE, now_ms=NOW_MS + 30 * HOUR_MS)
+    paused = replace(late, groups={"shop": replace(SCOPE.groups["shop"], is_paused=True)})
+    assert kinds([half()], late) == ["STALE"]
+    assert kinds([half()], paused) == []
+    assert kinds([half(), commit()], paused) == ["UNSETTLED"]
+
+
 def test_unknown_group_is_judged_by_the_bounds() -> None:
     """Its settings may be anything that is allowed: nobody is accused by a default."""
     early = [half(grp="new"), check(1, 15, HALF_MS + 1_500), op("PREPARED", cause=15, grp="new")]

@@ -78,5 +78,7 @@ def test_groups_are_read_as_the_api_tells_them() -> None:
     assert parse_groups({"producer_groups": [{"name": "shop", "check": check}]}) == {
         "shop": GroupTimes(6_500, 15, 60_000)
     }
+    paused = parse_groups({"producer_groups": [{"name": "shop", "check": check, "checks_paused": True}]})
+    assert paused["shop"].is_paused
     with pytest.raises(BadUsage):
         parse_groups({"producer_groups": [{"name": "shop"}]})
