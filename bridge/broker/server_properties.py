@@ -117,6 +117,7 @@ def make_java_options(heap_mb: int, *, is_long_lived: bool = False) -> tuple[str
         f"-Xms{min(64, heap_mb)}m",
         f"-Xmx{heap_mb}m",
         "-XX:+UseSerialGC",
+        "-Duser.language=en",  # in Turkish, Kafka 4.3.1 does not find its own names: a capital i has a dot there
         *(() if is_long_lived else ("-XX:TieredStopAtLevel=1",)),
         "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
         "-Dorg.slf4j.simpleLogger.showDateTime=true",

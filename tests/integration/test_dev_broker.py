@@ -140,6 +140,15 @@ def test_classes_that_do_not_fit_are_passed_over(tmp_path: Path) -> None:
     broker.stop()
 
 
+def test_broker_starts_in_turkish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine's language: Java reads it from LANG, where it is installed."""
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Duser.language=tr -Duser.country=TR")
+    broker = DevBroker(tmp_path / "data", port=None)
+    broker.start()
+    assert topics_of(broker) == set()
+    broker.stop()
+
+
 def test_paused_broker_can_be_stopped(broker_factory: BrokerFactory) -> None:
     """SIGTERM alone would wait for ever; pause and resume leave it usable."""
     broker = broker_factory()
