@@ -33,11 +33,7 @@ class OwnAddresses(Container[Place]):
     """(host or address, port): is it one of ours? Names that cannot be looked up keep the addresses they had."""
 
     def __init__(
-        self,
-        admin: TopicAdmin,
-        configured: Iterable[Place],
-        clock: Clock,
-        resolve: Callable[[str, int], Sequence[str]],
+        self, admin: TopicAdmin, configured: Iterable[Place], clock: Clock, resolve: Callable[[str, int], Sequence[str]]
     ) -> None:
         self._admin = admin
         self._configured = set(configured)

@@ -120,14 +120,7 @@ def _make_cells(name: str, document: dict[str, Any]) -> Sequence[str]:
     if figure.reaches(median) is False:
         asked += ", **missed**"
     aim = "" if figure.aim is None else f"{figure.aim:,g}"
-    return (
-        figure.title,
-        f"`{name}`",
-        f"{_show(median)} {figure.unit}",
-        f"{_show(least)}..{_show(most)}",
-        asked,
-        aim,
-    )
+    return (figure.title, f"`{name}`", f"{_show(median)} {figure.unit}", f"{_show(least)}..{_show(most)}", asked, aim)
 
 
 def _show(value: float) -> str:

@@ -21,16 +21,7 @@ from outbox.client.config import HttpConfig, check_seconds, check_url, renewed_p
 from outbox.client.errors import HandOverUnavailable, InvalidMessage, Outcome, Problem
 from outbox.client.listener import TransactionState
 from outbox.client.message import Message
-from outbox.client.replies import (
-    Answer,
-    BatchRejected,
-    CallResult,
-    NoReply,
-    Reply,
-    read_answer,
-    read_answers,
-    unwrap,
-)
+from outbox.client.replies import Answer, BatchRejected, CallResult, NoReply, Reply, read_answer, read_answers, unwrap
 
 # the bridge has certainly not seen a request that failed so
 _NOT_SENT: Final = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)

@@ -73,10 +73,7 @@ class EventGuard:
         self._watched: list[Session | Connection] = []
 
     def arm(
-        self,
-        note_lost: Callable[[], None],
-        remedy: str = _COMMIT_AT_END,
-        measure: Callable[[], int] | None = None,
+        self, note_lost: Callable[[], None], remedy: str = _COMMIT_AT_END, measure: Callable[[], int] | None = None
     ) -> None:
         """A commit from now on raises Misuse and does not happen; `note_lost` is called at a roll back or a close, and
         at that of a savepoint from whose beginning on `measure` has grown.

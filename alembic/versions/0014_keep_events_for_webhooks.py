@@ -12,12 +12,7 @@ depends_on = None
 def upgrade() -> None:
     op.create_table(
         "webhook_deliveries",
-        sa.Column(
-            "id",
-            sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
-            autoincrement=True,
-            nullable=False,
-        ),
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
         sa.Column("webhook", sa.Text(), nullable=False),
         sa.Column("event_id", sa.Text(), nullable=False),
         sa.Column("body", sa.Text(), nullable=False),

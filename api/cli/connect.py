@@ -17,15 +17,7 @@ import httpx2
 import msgspec
 import typer
 
-from api.cli.output import (
-    CommandFailed,
-    Exit,
-    Output,
-    OutputOption,
-    Row,
-    say,
-    show_rows,
-)
+from api.cli.output import CommandFailed, Exit, Output, OutputOption, Row, say, show_rows
 from bridge.core.errors import ConfigError
 from bridge.fault_points import ArmedFault, FaultPoint, arm, parse_fault
 from outbox.client.config import HttpConfig
@@ -215,8 +207,7 @@ def _remedy_of(slug: str) -> str:
 # --- commands that use Kafka or SQL themselves: settings, loops, and the option that arms a fault ---
 
 AllowFaultsOption = Annotated[
-    bool,
-    typer.Option("--allow-faults", help="Die where OUTBOX_BRIDGE_FAULT=NAME[:n] says. For tests of crashes only."),
+    bool, typer.Option("--allow-faults", help="Die where OUTBOX_BRIDGE_FAULT=NAME[:n] says. For tests of crashes only.")
 ]
 
 
@@ -267,8 +258,7 @@ def fault_points(output: OutputOption = Output.TABLE) -> None:
 T = TypeVar("T")
 
 ConfigOption = Annotated[
-    Path | None,
-    typer.Option("--config", "-c", help="Settings file; outbox-bridge.toml here, if it exists."),
+    Path | None, typer.Option("--config", "-c", help="Settings file; outbox-bridge.toml here, if it exists.")
 ]
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0}
@@ -303,9 +293,7 @@ def run_loop(main: Coroutine[Any, Any, T]) -> T:
 
 
 def with_kafka(
-    config: Path | None,
-    act: Callable[["KafkaParts", "Settings"], Awaitable[T]],
-    flags: Mapping[str, Any] | None = None,
+    config: Path | None, act: Callable[["KafkaParts", "Settings"], Awaitable[T]], flags: Mapping[str, Any] | None = None
 ) -> T:
     """Runs `act` with the cluster of the settings. `flags`: settings of the command line."""
     from api.wiring import KafkaParts  # noqa: PLC0415  # slow to import, not needed for calls over HTTP

@@ -285,12 +285,7 @@ async def _serve(settings: "Settings", broker: DevBroker | None, wishes: DevOpti
             beside.append(asyncio.create_task(DevEvents(url, partial(_tell_event, wishes.output)).run_forever()))
 
     try:
-        await run_roles(
-            settings,
-            parse_roles(wishes.roles),
-            on_ready=begin,
-            stop=stop,
-        )
+        await run_roles(settings, parse_roles(wishes.roles), on_ready=begin, stop=stop)
     finally:
         for task in beside:
             task.cancel()

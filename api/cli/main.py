@@ -12,15 +12,7 @@ from api.cli.connect import fault_points
 from api.cli.demo import demo
 from api.cli.dev import dev
 from api.cli.groups import group, pause_all, resume_all, webhook
-from api.cli.output import (
-    CommandFailed,
-    Exit,
-    WholeSentences,
-    explain,
-    open_standard_streams,
-    print_line,
-    show_failure,
-)
+from api.cli.output import CommandFailed, Exit, WholeSentences, explain, open_standard_streams, print_line, show_failure
 from api.cli.parked import parked
 from api.cli.relay import relay
 from api.cli.reports import report

@@ -278,10 +278,7 @@ def retry(context: typer.Context, row_ids: RowsArgument = None, every: AllOption
 
 @parked.command(epilog="Example: outbox-bridge relay parked discard --all --yes")
 def discard(
-    context: typer.Context,
-    row_ids: RowsArgument = None,
-    every: AllOption = False,
-    yes: YesOption = False,
+    context: typer.Context, row_ids: RowsArgument = None, every: AllOption = False, yes: YesOption = False
 ) -> None:
     """Delete parked rows: they are never published, and what they held back goes on."""
     with _parked_of(context) as opened:

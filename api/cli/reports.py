@@ -43,14 +43,7 @@ from api.cli.output import (
     show_rows,
 )  # fmt: skip
 from api.cli.repairs import AUDIT, DONE, NOT_NEEDED, WANTED, find_run, find_runs, read_proposals, work_through
-from bridge.broker.jars import (
-    JarSet,
-    MavenRepository,
-    Report,
-    default_jar_folder,
-    fetch_jars,
-    parse_pins,
-)
+from bridge.broker.jars import JarSet, MavenRepository, Report, default_jar_folder, fetch_jars, parse_pins
 from bridge.broker.ports import BrokerError, Java, JavaMissing, find_java
 from spark.errors import BadUsage
 from spark.judge.findings import ADVICE
@@ -245,8 +238,7 @@ WindowOption = Annotated[
     Path | None, typer.Option("--window", help="window.json of another run: read the same.", **_IS_FILE)
 ]
 ThresholdsOption = Annotated[
-    Path | None,
-    typer.Option("--thresholds", help='JSON: findings let pass, as {"kinds": {"STALE": 5}}.', **_IS_FILE),
+    Path | None, typer.Option("--thresholds", help='JSON: findings let pass, as {"kinds": {"STALE": 5}}.', **_IS_FILE)
 ]
 ReceiptsOption = Annotated[bool, typer.Option("--by-receipts", help="Records had no header while it was switched off.")]
 LandedOption = Annotated[

@@ -321,10 +321,7 @@ def force(
 
 @tx.command(epilog='Example: outbox-bridge tx resume 0206k8e9s5ta7vo3q1m4c8b2h6dg --reason "shop is back"')
 def resume(
-    transaction_id: IdArgument,
-    reason: ReasonOption,
-    url: UrlOption = DEFAULT_URL,
-    output: OutputOption = Output.TABLE,
+    transaction_id: IdArgument, reason: ReasonOption, url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABLE
 ) -> None:
     """Ask the group again about a parked transaction: its life and its checks begin anew. Audited."""
     body = {"reason": reason}
@@ -335,10 +332,7 @@ def resume(
     epilog='Example: outbox-bridge tx abandon 0206k8e9s5ta7vo3q1m4c8b2h6dg --reason "its topic is gone for good"'
 )
 def abandon(
-    transaction_id: IdArgument,
-    reason: ReasonOption,
-    url: UrlOption = DEFAULT_URL,
-    output: OutputOption = Output.TABLE,
+    transaction_id: IdArgument, reason: ReasonOption, url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABLE
 ) -> None:
     """Give up a blocked commit that can never be published. The transaction stays COMMITTED, none of its messages is
     ever seen, and its ordering key goes on without it. Not undone; audited."""

@@ -114,13 +114,7 @@ async def show_topics(request: ApiRequest) -> HttpAnswer:
     blocked, is_more = await _count_blocked(request)
     following = found[-1].topic if len(found) == _TOPIC_ROWS else None
     return render(
-        request,
-        "topics.html",
-        found=found,
-        blocked=blocked,
-        is_more=is_more,
-        following=following,
-        is_first=not cursor,
+        request, "topics.html", found=found, blocked=blocked, is_more=is_more, following=following, is_first=not cursor
     )
 
 

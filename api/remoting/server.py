@@ -240,11 +240,7 @@ class RemotingServer:
 
     now = staticmethod(monotonic)
 
-    def __init__(
-        self,
-        make: Callable[[int], tuple[Door, ConnectedGroups]],
-        config: PortConfig,
-    ) -> None:
+    def __init__(self, make: Callable[[int], tuple[Door, ConnectedGroups]], config: PortConfig) -> None:
         self.config = config
         self.connections: dict[RemotingConnection, None] = {}
         self.strangers: set[_FirstByte] = set()

@@ -70,12 +70,7 @@ class MemoryBridge:
         self._backing = backing
         self._topics = topics
         config = NodeConfig(
-            "bridge",
-            topics,
-            projector=_PROJECTING,
-            access=access,
-            refresh_ms=_RARELY_MS,
-            look_ms=_RARELY_MS,
+            "bridge", topics, projector=_PROJECTING, access=access, refresh_ms=_RARELY_MS, look_ms=_RARELY_MS
         )
         self._node = node = Node(backing, choose(config))
         services = replace(services_of(node), transactions=face(node.transactions))
@@ -249,11 +244,7 @@ class CutEnds(TransactionService):
         return self._cuts.pop()
 
     async def _end_unless_cut(
-        self,
-        calls: Sequence[EndCall],
-        wait: Wait = Wait.SETTLED,
-        wait_ms: int = 10_000,
-        rights: Rights = EVERYTHING,
+        self, calls: Sequence[EndCall], wait: Wait = Wait.SETTLED, wait_ms: int = 10_000, rights: Rights = EVERYTHING
     ) -> Sequence[TransactionView | Accepted | Refused]:
         if not self._cuts:
             return await self._end(calls, wait, wait_ms, rights)

@@ -17,19 +17,7 @@ from fastapi.openapi.utils import get_openapi
 from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp
 
-from api.web import (
-    bodies,
-    checks,
-    groups,
-    health,
-    keys,
-    parked,
-    resolutions,
-    search,
-    transactions,
-    views,
-    webhooks,
-)
+from api.web import bodies, checks, groups, health, keys, parked, resolutions, search, transactions, views, webhooks
 from api.web.guard import UNPROVEN, Traffic
 from api.web.limits import ByteBudget, Quotas
 from api.web.metrics import HttpMetrics
@@ -228,10 +216,7 @@ def _check_callback() -> Json:
                 {"name": name, "in": "header", "required": True, "description": text, "schema": {"type": "string"}}
                 for name, text in headers.items()
             ],
-            "requestBody": {
-                "required": True,
-                "content": {"application/json": {"schema": reference(checks.CheckCall)}},
-            },
+            "requestBody": {"required": True, "content": {"application/json": {"schema": reference(checks.CheckCall)}}},
             "responses": {
                 "200": {
                     "description": "Resolutions. A transaction that is left out is asked about again.",

@@ -13,11 +13,7 @@ Int32 = Annotated[int, Meta(extra_json_schema={"format": "int32"})]
 
 GroupName = Annotated[
     str,
-    Meta(
-        description="Name of a producer group.",
-        examples=["orders"],
-        extra_json_schema={"pattern": GROUP_PATTERN},
-    ),
+    Meta(description="Name of a producer group.", examples=["orders"], extra_json_schema={"pattern": GROUP_PATTERN}),
 ]
 TransactionId = Annotated[
     str,

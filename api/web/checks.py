@@ -64,8 +64,7 @@ class CheckResolution(Struct):
     resolution: Literal["COMMIT", "ROLLBACK", "UNKNOWN"]
     remark: (
         Annotated[
-            str,
-            Meta(description="Why; kept in the journal and shown in the timeline, cut off after 512 characters."),
+            str, Meta(description="Why; kept in the journal and shown in the timeline, cut off after 512 characters.")
         ]
         | UnsetType
     ) = UNSET

@@ -247,8 +247,7 @@ REGISTER_ENDPOINT = Operation(
     {200: (EndpointRegisteredAnswer, "Asked from now on, or for longer.")},
     ("unknown-producer-group", "callback-url-forbidden", "callback-unverified", "too-many-endpoints"),
     Body(
-        RegisterEndpoint,
-        examples={"an instance": {"url": "https://orders-7.example.com/check", "lease_seconds": 60}},
+        RegisterEndpoint, examples={"an instance": {"url": "https://orders-7.example.com/check", "lease_seconds": 60}}
     ),
     (GROUP,),
 ).arguments()
@@ -257,10 +256,7 @@ REMOVE_ENDPOINT = Operation(
     {200: (EndpointRemovedAnswer, "Asked no more, unless a PUT named it.")},
     ("unknown-producer-group",),
     Body(Nothing, is_required=False),
-    (
-        GROUP,
-        query_parameter("url", "As it was registered.", {"type": "string", "minLength": 1}) | {"required": True},
-    ),
+    (GROUP, query_parameter("url", "As it was registered.", {"type": "string", "minLength": 1}) | {"required": True}),
 ).arguments()
 
 

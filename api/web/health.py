@@ -12,16 +12,7 @@ from api.kafka_version import VersionWatch
 from api.web.bodies import Reason
 from api.web.guard import NOBODY
 from api.web.openapi import HEALTH, OPERATORS, Body, Operation, query_parameter
-from api.web.request import (
-    ApiRequest,
-    CheckResult,
-    Query,
-    ReadinessCheck,
-    check_reason,
-    or_reject,
-    read_json,
-    who_is,
-)
+from api.web.request import ApiRequest, CheckResult, Query, ReadinessCheck, check_reason, or_reject, read_json, who_is
 from api.web.road import NO_STORE, HttpAnswer, Routes, json_answer
 from api.web.transports import Certificates
 from bridge.core.errors import SqlUnavailable, StoreError

@@ -114,9 +114,7 @@ PUT = Operation(
         PutPrincipal,
         examples={
             "a producer": {
-                "grants": [
-                    {"verbs": ["prepare", "decide", "check", "read"], "groups": "orders", "topics": "orders.*"},
-                ]
+                "grants": [{"verbs": ["prepare", "decide", "check", "read"], "groups": "orders", "topics": "orders.*"}]
             },
             "an operator": {"grants": [{"verbs": ["read", "operate"]}]},
         },

@@ -177,9 +177,7 @@ WAIT = query_parameter(
     "wait_seconds", "How long to wait.", {"type": "number", "minimum": 0, "maximum": 10, "default": 10}
 )
 PREFER = header_parameter(
-    "Prefer",
-    "`respond-async`: 202 as soon as the end is durable.",
-    {"type": "string", "examples": ["respond-async"]},
+    "Prefer", "`respond-async`: 202 as soon as the end is durable.", {"type": "string", "examples": ["respond-async"]}
 )
 IDEMPOTENCY_KEY = header_parameter(
     "Idempotency-Key", "The same as `idempotency_key` in the body.", {"type": "string", "maxLength": 202}

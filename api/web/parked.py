@@ -25,11 +25,7 @@ from api.web.search import (
     parse_optional_time,
     search_filter,
 )
-from api.web.views import (
-    Time,
-    TransactionAnswer,
-    render_transaction,
-)
+from api.web.views import Time, TransactionAnswer, render_transaction
 from bridge.core.grants import Verb
 from bridge.core.measures import show_time
 from bridge.service.contract import Refused
@@ -104,10 +100,7 @@ _JOB_ID_PARAMETER = path_parameter("job_id", "Id of a job.", "r-1", "^[A-Za-z0-9
 PARKED = Operation(OPERATORS, {200: (TransactionPage, "A page.")}, parameters=FILTERS, headers=NEXT_LINK).arguments()
 REDRIVE = Operation(
     OPERATORS,
-    {
-        202: (_ANSWER, "The job has begun."),
-        200: (_ANSWER, "With `preview`: what a job would act on."),
-    },
+    {202: (_ANSWER, "The job has begun."), 200: (_ANSWER, "With `preview`: what a job would act on.")},
     body=Body(
         Redrive,
         examples={

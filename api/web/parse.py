@@ -27,14 +27,7 @@ from api.web.bodies import (
 )
 from api.web.bodies import Message as MessageBody
 from api.web.json import MAX_DEPTH, WINDOW, escape_pointer, read_strict, read_strict_in_steps
-from api.web.problems import (
-    INVALID_REQUEST,
-    INVALID_TIMESTAMP,
-    Problem,
-    Rejected,
-    invalid,
-    reject,
-)
+from api.web.problems import INVALID_REQUEST, INVALID_TIMESTAMP, Problem, Rejected, invalid, reject
 from bridge.core.check_rules import is_group_name
 from bridge.core.message import BY_KEY, Header, Message
 from bridge.core.properties import find_bad_header, is_property_text
@@ -185,9 +178,7 @@ def make_call(body: Prepare, messages: list[Message], header_key: str | None, *,
 def _one_key(in_body: str | None, in_header: str) -> str:
     if in_body is not None and in_body != in_header:
         raise reject(
-            INVALID_REQUEST,
-            "two idempotency keys",
-            ("/idempotency_key", "differs from the header Idempotency-Key"),
+            INVALID_REQUEST, "two idempotency keys", ("/idempotency_key", "differs from the header Idempotency-Key")
         )
     return in_header
 

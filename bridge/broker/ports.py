@@ -147,12 +147,7 @@ class Lifeline:
 def start_process(command: Sequence[str], output: TextIO, folder: Path) -> subprocess.Popen[bytes]:
     """In a session of its own: Ctrl-C in the terminal must not end Kafka before the bridge has stopped."""
     return subprocess.Popen(  # noqa: S603
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        cwd=folder,
-        start_new_session=True,
+        command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd=folder, start_new_session=True
     )
 
 

@@ -70,11 +70,7 @@ class AccessService:
     """
 
     def __init__(
-        self,
-        database: Database,
-        clock: Clock,
-        config: AccessConfig,
-        random_bytes: Callable[[int], bytes] = token_bytes,
+        self, database: Database, clock: Clock, config: AccessConfig, random_bytes: Callable[[int], bytes] = token_bytes
     ) -> None:
         self.config = config
         self.generation = 0

@@ -64,11 +64,7 @@ class Ender:
         self._looking: set[asyncio.Task[None]] = set()
 
     async def end(
-        self,
-        calls: Sequence[EndCall],
-        wait: Wait = Wait.SETTLED,
-        wait_ms: int = 10_000,
-        rights: Rights = EVERYTHING,
+        self, calls: Sequence[EndCall], wait: Wait = Wait.SETTLED, wait_ms: int = 10_000, rights: Rights = EVERYTHING
     ) -> Sequence[TransactionView | Accepted | Refused]:
         """The settled view, the same for every repeat; Accepted with Wait.DURABLE, once the end cannot be lost."""
         deadline = Deadline.after(self._clock, wait_ms)
@@ -288,11 +284,7 @@ def _read_reply(call: EndCall, heard: ReceivedReply | Refused | None) -> Settled
 def _refuse_lookup(refused: Refused) -> Refused:
     """This end changed nothing, but an earlier one may have: "not applied" would be read as "not committed"."""
     return Refused(
-        refused.code,
-        refused.detail,
-        Outcome.UNKNOWN,
-        refused.transaction_id,
-        retry_after_s=refused.retry_after_s,
+        refused.code, refused.detail, Outcome.UNKNOWN, refused.transaction_id, retry_after_s=refused.retry_after_s
     )
 
 

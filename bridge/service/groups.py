@@ -49,13 +49,7 @@ class GroupService:
     """What operators and producers may do to producer groups."""
 
     def __init__(
-        self,
-        directory: SqlDirectory,
-        reads: CurrentReads,
-        clock: Clock,
-        queues: int,
-        refuse_url: UrlRule,
-        prove: Proof,
+        self, directory: SqlDirectory, reads: CurrentReads, clock: Clock, queues: int, refuse_url: UrlRule, prove: Proof
     ) -> None:
         self._directory = directory
         self._reads = reads
@@ -228,12 +222,7 @@ class GroupService:
         return Refused(RefusalCode.CALLBACK_UNVERIFIED, errors[0][1], errors=errors) if errors else None
 
     def _entry(
-        self,
-        who: Who,
-        what: str,
-        name: str,
-        before: Mapping[str, object] | None,
-        after: Mapping[str, object] | None,
+        self, who: Who, what: str, name: str, before: Mapping[str, object] | None, after: Mapping[str, object] | None
     ) -> ActEntry:
         return ActEntry(self._clock.now_ms(), who.actor, what, name, who.reason or None, before, after)
 

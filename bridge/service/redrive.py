@@ -100,14 +100,7 @@ class ParkedService:
             return Refused(RefusalCode.INVALID_REQUEST, detail)
         now_ms = self._clock.now_ms()
         job = RedriveJob(
-            self._make_job_id(),
-            now_ms,
-            now_ms,
-            who.actor,
-            who.reason,
-            encode_filter(wanted),
-            action.value,
-            rate_per_s,
+            self._make_job_id(), now_ms, now_ms, who.actor, who.reason, encode_filter(wanted), action.value, rate_per_s
         )
         after = {"action": job.action, "filter": job.filter, "rate_per_s": rate_per_s}
         entry = ActEntry(now_ms, who.actor, "redrive.start", job.job_id, who.reason, None, after)

@@ -8,12 +8,7 @@ from bridge.core.explanation import Circumstances, Explanation, explain
 from bridge.core.grants import EVERYTHING, Rights, Verb
 from bridge.core.message import Message
 from bridge.core.transaction import TimelineEvent, TransactionState, TransactionView, can_exist, queue_of
-from bridge.service.contract import (
-    Refused,
-    refuse_missing,
-    refuse_unavailable,
-    refuse_view,
-)
+from bridge.service.contract import Refused, refuse_missing, refuse_unavailable, refuse_view
 from bridge.service.end import Ender
 from bridge.service.operate import Operators, Who
 from bridge.service.prepare import Preparer

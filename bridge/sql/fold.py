@@ -16,15 +16,7 @@ from bridge.core.record import Act, ActRecord, EndRecord, Source
 from bridge.core.record_codec import decode_record
 from bridge.core.transaction import RESOLUTION_OF, Transaction, TransactionState
 from bridge.sql.chunking import HalfEntry, OpEntry, RawEntry, StateEntry, widen
-from bridge.sql.rows import (
-    PREPARED,
-    Counted,
-    ProjectedRow,
-    counted_as,
-    encode_messages,
-    make_row,
-    make_search_key,
-)
+from bridge.sql.rows import PREPARED, Counted, ProjectedRow, counted_as, encode_messages, make_row, make_search_key
 
 TimesOf = Callable[[str], CheckTimes]
 PendingSince = tuple[str, int]  # group, second in which the half message was appended
@@ -255,11 +247,7 @@ def _is_repeat(row: ProjectedRow, entry: OpEntry) -> bool:
 COUNTS = ("prepared", "committed", "blocked", "rolled_back", "parked", "abandoned")
 _COMMITTED = TransactionState.COMMITTED.value
 _FINAL = {_COMMITTED, TransactionState.ROLLED_BACK.value}
-_PLACE = {
-    _COMMITTED: 1,
-    TransactionState.ROLLED_BACK.value: 3,
-    TransactionState.PARKED.value: 4,
-}
+_PLACE = {_COMMITTED: 1, TransactionState.ROLLED_BACK.value: 3, TransactionState.PARKED.value: 4}
 
 
 def _describe(row: ProjectedRow, entry: HalfEntry, times: CheckTimes) -> None:

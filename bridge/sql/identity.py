@@ -350,11 +350,7 @@ class ProcessBoard:
     """
 
     def __init__(
-        self,
-        database: Database,
-        clock: Clock,
-        owner: str,
-        note_calls: Callable[[], Mapping[str, Sequence[int]]] = dict,
+        self, database: Database, clock: Clock, owner: str, note_calls: Callable[[], Mapping[str, Sequence[int]]] = dict
     ) -> None:
         self._database = database
         self._clock = clock

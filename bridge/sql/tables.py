@@ -30,11 +30,7 @@ def _text(name: str, *, null: bool = False) -> sa.Column[str]:
 
 def _version(name: str, *more: sa.Column[int]) -> sa.Table:
     return sa.Table(
-        name,
-        metadata,
-        sa.Column("id", sa.Integer(), primary_key=True, autoincrement=False),
-        _int("version"),
-        *more,
+        name, metadata, sa.Column("id", sa.Integer(), primary_key=True, autoincrement=False), _int("version"), *more
     )
 
 
@@ -376,13 +372,7 @@ given_up = sa.Table(
     sa.Index("ix_given_up_key", "producer_group", "idempotency_key"),
 )
 
-leases = sa.Table(
-    "leases",
-    metadata,
-    sa.Column("name", sa.Text(), primary_key=True),
-    _text("owner"),
-    _int("until_ms"),
-)
+leases = sa.Table("leases", metadata, sa.Column("name", sa.Text(), primary_key=True), _text("owner"), _int("until_ms"))
 
 # What each process notes of itself every few seconds. `seen_ms`: by the database's clock, which its own is ahead of.
 processes = sa.Table(
@@ -410,12 +400,7 @@ webhook_deliveries = sa.Table(
 )
 
 # How far those who make events have looked, by what they look at.
-event_marks = sa.Table(
-    "event_marks",
-    metadata,
-    sa.Column("name", sa.Text(), primary_key=True),
-    _text("value"),
-)
+event_marks = sa.Table("event_marks", metadata, sa.Column("name", sa.Text(), primary_key=True), _text("value"))
 
 # The first of the signing ones makes new MACs, all of them are valid. See bridge/core/keyring.py.
 bridge_keys = sa.Table(
@@ -438,12 +423,7 @@ op_beliefs = sa.Table(
 # One row; its number moves with every change of principals, grants or keys.
 access_version = _version("access_version")
 
-principals = sa.Table(
-    "principals",
-    metadata,
-    sa.Column("name", sa.Text(), primary_key=True),
-    _int("created_ms"),
-)
+principals = sa.Table("principals", metadata, sa.Column("name", sa.Text(), primary_key=True), _int("created_ms"))
 
 grants = sa.Table(
     "grants",

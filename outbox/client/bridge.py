@@ -81,12 +81,7 @@ class Bridge(_Blocking):
     """
 
     def __init__(
-        self,
-        url: str,
-        producer_group: str,
-        *,
-        config: BridgeConfig | None = None,
-        record: RecordWriter | None = None,
+        self, url: str, producer_group: str, *, config: BridgeConfig | None = None, record: RecordWriter | None = None
     ) -> None:
         self.producer_group = check_group(producer_group)
         self.config = _checked_config(config)
@@ -197,12 +192,7 @@ class AsyncBridge(_Awaited):
     """
 
     def __init__(
-        self,
-        url: str,
-        producer_group: str,
-        *,
-        config: BridgeConfig | None = None,
-        record: RecordWriter | None = None,
+        self, url: str, producer_group: str, *, config: BridgeConfig | None = None, record: RecordWriter | None = None
     ) -> None:
         self.producer_group = check_group(producer_group)
         self.config = _checked_config(config)

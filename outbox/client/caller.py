@@ -335,11 +335,7 @@ class BridgeClient:
         return read_view((await self._ask(call, None)).members)
 
     async def end(
-        self,
-        transaction_id: str,
-        resolution: Resolution,
-        timeout_s: float | None = None,
-        remark: str | None = None,
+        self, transaction_id: str, resolution: Resolution, timeout_s: float | None = None, remark: str | None = None
     ) -> TransactionView:
         """Ends a transaction of this group."""
         call = end_call(transaction_id, resolution, self.group, remark=remark)

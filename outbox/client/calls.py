@@ -19,11 +19,7 @@ JSON = "application/json"
 _GROUP = re.compile(r"[A-Za-z0-9._-]{1,120}")
 _IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,200}")
 _TRANSACTION_ID = re.compile(r"[0-9A-Za-z]{1,64}")
-_LIMITS = {
-    "check_immunity_seconds": (0, 604_800),
-    "max_checks": (1, 1_000),
-    "max_lifetime_seconds": (1, 604_800),
-}
+_LIMITS = {"check_immunity_seconds": (0, 604_800), "max_checks": (1, 1_000), "max_lifetime_seconds": (1, 604_800)}
 
 
 class PrepareOptions(TypedDict, total=False):

@@ -7,14 +7,7 @@ import pytest
 from bridge.core.errors import StoreError
 from bridge.core.message import MessageQueue
 from bridge.store.message_store import Consumed, GroupMember
-from tests.contract.world import (
-    DEADLINE_S,
-    ContractWorld,
-    fresh_name,
-    gain,
-    hand_over,
-    make_topic,
-)
+from tests.contract.world import DEADLINE_S, ContractWorld, fresh_name, gain, hand_over, make_topic
 
 SHORTEST_SESSION_S = 6
 

@@ -8,13 +8,7 @@ from typing import Any
 
 from bridge.core.errors import BatchAborted, BridgeError
 from bridge.core.message import Message, MessageQueue, Receipt, StoredMessage
-from bridge.store.message_store import (
-    AtomicBatch,
-    BatchWriter,
-    GetStatus,
-    GroupMember,
-    QueueReader,
-)
+from bridge.store.message_store import AtomicBatch, BatchWriter, GetStatus, GroupMember, QueueReader
 from tests.contract.world import OpenTransaction
 from tests.differential import program as script
 from tests.differential.normal import NOTHING, Normal

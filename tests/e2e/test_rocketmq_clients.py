@@ -33,12 +33,7 @@ def stand(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door
 
 
 _COUNTS = re.compile(r"Send Failed: (\d+) \| Check: (\d+) \| UnexpectedCheck: (\d+) \| DuplicatedCheck: (\d+)")
-_CLIENTS = [
-    ("5.5.0", "JSON"),
-    ("5.5.0", "ROCKETMQ"),
-    ("4.9.8", "JSON"),
-    ("4.9.8", "ROCKETMQ"),
-]
+_CLIENTS = [("5.5.0", "JSON"), ("5.5.0", "ROCKETMQ"), ("4.9.8", "JSON"), ("4.9.8", "ROCKETMQ")]
 
 
 @pytest.mark.parametrize(("version", "header"), _CLIENTS)

@@ -8,14 +8,7 @@ from pathlib import Path
 import pytest
 
 from outbox.client.checks import SignatureVerifier
-from tests.support.bridge_process import (
-    Bridge,
-    BridgeProcess,
-    CheckEndpoint,
-    check_endpoint,
-    create_topics,
-    wait_until,
-)
+from tests.support.bridge_process import Bridge, BridgeProcess, CheckEndpoint, check_endpoint, create_topics, wait_until
 
 TOPIC = "at-rest.orders"
 KEYS, FIRST = "OUTBOX_BRIDGE_SECURITY__KEYS_FILE", f"k1:{'A' * 43}"

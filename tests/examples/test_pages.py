@@ -109,11 +109,7 @@ def running_dev(command: list[str], folder: Path, settings: Mapping[str, str]) -
     try:
         told = json.loads(wait_until(ready, 120, "a bridge that is ready")[0])
         kafka = json.dumps({"bootstrap.servers": told["kafka"]})
-        yield {
-            "OUTBOX_BRIDGE_URL": told["url"],
-            "OUTBOX_BRIDGE_DATA_DIR": told["data"],
-            "OUTBOX_BRIDGE_KAFKA": kafka,
-        }
+        yield {"OUTBOX_BRIDGE_URL": told["url"], "OUTBOX_BRIDGE_DATA_DIR": told["data"], "OUTBOX_BRIDGE_KAFKA": kafka}
     finally:
         dev.terminate()
         dev.wait(60)

@@ -104,11 +104,7 @@ class Asking:
 
 
 def keyed(value: str, group: str) -> dict[str, Any]:
-    return {
-        "producer_group": group,
-        "messages": [{"topic": TOPIC, "value": value}],
-        "idempotency_key": f"{value}-key",
-    }
+    return {"producer_group": group, "messages": [{"topic": TOPIC, "value": value}], "idempotency_key": f"{value}-key"}
 
 
 def test_api_killed_between_append_and_answer(

@@ -5,12 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.bridge_process import Bridge, BridgeProcess, wait_until
-from tests.support.kafka_proxy import (
-    ADD_PARTITIONS_TO_TXN,
-    INIT_PRODUCER_ID,
-    ProxiedBroker,
-    proxied_broker,
-)
+from tests.support.kafka_proxy import ADD_PARTITIONS_TO_TXN, INIT_PRODUCER_ID, ProxiedBroker, proxied_broker
 from tests.support.window_stage import TAKE_OVER_S, Stage, bridge_front, take_overs, wait_for_take_over
 
 REFUSED = {47, 90}  # INVALID_PRODUCER_EPOCH, PRODUCER_FENCED

@@ -26,17 +26,7 @@ from tests.chaos.report import read_versions
 from tests.kills.checks import PATH
 from tests.kills.judge import Announced, Kind, Order, Way, judge
 from tests.kills.report import Report
-from tests.kills.run_file import (
-    GROUP,
-    LEASES,
-    METADATA,
-    ORDERS,
-    OUTBOX,
-    PUBLISHED,
-    TOPICS,
-    Outcome,
-    RunFile,
-)
+from tests.kills.run_file import GROUP, LEASES, METADATA, ORDERS, OUTBOX, PUBLISHED, TOPICS, Outcome, RunFile
 from tests.kills.schedule import COPIES, Act, Target, make_acts
 from tests.support.bridge_process import Bridge, create_topics, wait_until
 from tests.support.broker import running_broker

@@ -79,12 +79,7 @@ PARTS = (
         [f"tests/unit/checker/test_{name}.py" for name in _TURNS],
     ),
     Part("fold", ["bridge/sql/fold.py"], ["tests/unit/sql/test_fold.py"], 80),
-    Part(
-        "usual",
-        [f"bridge/sql/{name}.py" for name in ("chunking", "projection")],
-        _USUAL,
-        80,
-    ),
+    Part("usual", [f"bridge/sql/{name}.py" for name in ("chunking", "projection")], _USUAL, 80),
     Part("settler", _modules_of("bridge/settler"), [*_SETTLER, *_SCENARIOS], 80, _SAMPLE),
     Part("service", _modules_of("bridge/service"), ["tests/unit/service", *_SCENARIOS, _GIVEN_UP], 80, _SAMPLE),
     Part(

@@ -24,9 +24,7 @@ DAY_MS = 86_400_000
 # The days of the topics and of put back as minutes, so that an owner need not idle through a month.
 MINUTE_MS = 60_000
 SHORT_DAYS = SettlerConfig(
-    idle_wait_ms=5_000,
-    idle_position_ms=MINUTE_MS,
-    horizon=LowWatermarkConfig(op_ms=7 * MINUTE_MS),
+    idle_wait_ms=5_000, idle_position_ms=MINUTE_MS, horizon=LowWatermarkConfig(op_ms=7 * MINUTE_MS)
 )
 
 

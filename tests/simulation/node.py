@@ -185,12 +185,7 @@ class Node:
     """A running process. Tasks that its tasks create belong to it too."""
 
     def __init__(
-        self,
-        name: str,
-        cluster: MemoryCluster,
-        clock: VirtualClock,
-        surroundings: "Surroundings",
-        random: Random,
+        self, name: str, cluster: MemoryCluster, clock: VirtualClock, surroundings: "Surroundings", random: Random
     ) -> None:
         self.name = name
         self.process = MemoryProcess(cluster, name)

@@ -20,11 +20,7 @@ from tests.simulation.situations import ENDPOINT_LEASE_MS, PULL_LEASE_MS, BadKin
 _PARKED = TransactionState.PARKED
 _SEEN_MS = 2 * 1_000 + 500  # two refreshes of the directory: one to see the lease, one to see it over
 _STEP_MS = 4_000  # for a step of a redrive that was on its way when it was stopped
-_ACTED = {
-    ChoreKind.RESUME: Act.RESUME,
-    ChoreKind.COMMIT: Resolution.COMMIT,
-    ChoreKind.ROLLBACK: Resolution.ROLLBACK,
-}
+_ACTED = {ChoreKind.RESUME: Act.RESUME, ChoreKind.COMMIT: Resolution.COMMIT, ChoreKind.ROLLBACK: Resolution.ROLLBACK}
 
 
 def check_operated(evidence: Evidence) -> list[Violation]:

@@ -15,15 +15,7 @@ from msgspec import Struct
 
 from bridge.core.message import Message
 from bridge.store.memory.link import StepKind
-from tests.simulation.situations import (
-    Situation,
-    make_bad,
-    make_instance,
-    make_pauses,
-    make_situation,
-    pick,
-    resize,
-)
+from tests.simulation.situations import Situation, make_bad, make_instance, make_pauses, make_situation, pick, resize
 
 CALLS_MS = 5_000  # producers begin transactions, and faults begin, within this time
 MIN_FAULTS = 5

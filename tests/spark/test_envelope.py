@@ -8,15 +8,7 @@ from msgspec.structs import replace
 from pyspark.sql import SparkSession
 
 from bridge.core.message import Message, Receipt, StoredMessage
-from bridge.core.op_message import (
-    ANSWERS_KEY,
-    POSITION_KEY,
-    LogStart,
-    OpMessage,
-    Position,
-    encode_op,
-    encode_position,
-)
+from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, LogStart, OpMessage, Position, encode_op, encode_position
 from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Resolution, Source
 from bridge.core.record_codec import encode_act, encode_end, encode_half, encode_parked, encode_published
 from bridge.core.topics import murmur2

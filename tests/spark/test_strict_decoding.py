@@ -26,17 +26,8 @@ from bridge.core.op_message import (
 )
 from bridge.core.op_message import decode_op as decode_state
 from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Resolution, Source
-from bridge.core.record_codec import (
-    decode_body,
-    decode_record,
-    encode_act,
-    encode_end,
-    encode_half,
-    encode_parked,
-)
-from bridge.core.record_codec import (
-    decode_parked as decode_copy,
-)
+from bridge.core.record_codec import decode_body, decode_record, encode_act, encode_end, encode_half, encode_parked
+from bridge.core.record_codec import decode_parked as decode_copy
 from bridge.core.transaction import Transaction, TransactionState, is_raw_id, make_transaction_id
 from spark.read.decode import Decode, Records, decode_journal, decode_op, decode_parked, make_batch
 from spark.read.envelope import ACT_ABANDON, ACT_CHECK, ACT_RESUME, COMMIT, OTHER_VERSION, UNKNOWN, Evidence, OpState

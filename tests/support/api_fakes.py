@@ -86,11 +86,7 @@ class FakeTransactions:
         return [self.refusal or refuse_call(call, _LIMITS) or self._prepare(call) for call in calls]
 
     async def end(
-        self,
-        calls: Sequence[EndCall],
-        wait: Wait = Wait.SETTLED,
-        wait_ms: int = 10_000,
-        rights: Rights = EVERYTHING,
+        self, calls: Sequence[EndCall], wait: Wait = Wait.SETTLED, wait_ms: int = 10_000, rights: Rights = EVERYTHING
     ) -> list[TransactionView | Accepted | Refused]:
         """The first resolution wins."""
         await self._enter()

@@ -24,14 +24,7 @@ from bridge.node import NodeConfig
 from bridge.projector import Projector, ProjectorConfig
 from bridge.sql.engine import InlineDatabase
 from bridge.sql.search import ProjectionStats, read_stats
-from bridge.sql.tables import (
-    check_results,
-    group_counts,
-    pending_ages,
-    timeline_events,
-    transaction_keys,
-    transactions,
-)
+from bridge.sql.tables import check_results, group_counts, pending_ages, timeline_events, transaction_keys, transactions
 from bridge.sql.transactions import find_many, read_timeline
 from tests.support.settler_world import SettlerWorld, make_settler_world
 

@@ -73,13 +73,7 @@ class QueueLog:
         return state
 
     def decide(
-        self,
-        state: QueueState,
-        count: int,
-        refuse: set[str],
-        parks: Sequence[str] = (),
-        *,
-        is_aborted: bool = False,
+        self, state: QueueState, count: int, refuse: set[str], parks: Sequence[str] = (), *, is_aborted: bool = False
     ) -> list[Effect]:
         """Decides up to `count` records and commits what follows. `refuse`: commits that are blocked.
 

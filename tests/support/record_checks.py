@@ -18,11 +18,7 @@ def make_check(transaction_id: str, born_ms: int = YOUNG_MS, *, is_trial: bool =
 
 
 def ask(
-    record: TransactionRecord,
-    engine: sa.Engine,
-    *transaction_ids: str,
-    born_ms: int = YOUNG_MS,
-    is_trial: bool = False,
+    record: TransactionRecord, engine: sa.Engine, *transaction_ids: str, born_ms: int = YOUNG_MS, is_trial: bool = False
 ) -> list[Resolution]:
     """The answers to one call, in the order of the ids; each must be there."""
     checks = [make_check(transaction_id, born_ms, is_trial=is_trial) for transaction_id in transaction_ids]

@@ -27,13 +27,7 @@ def messages(
 ) -> st.SearchStrategy[Message]:
     """Anything that can be sent."""
     return st.builds(
-        Message,
-        topics,
-        key=RAW,
-        value=RAW | DOCUMENTS,
-        headers=HEADERS,
-        partition=partitions,
-        timestamp_ms=timestamps,
+        Message, topics, key=RAW, value=RAW | DOCUMENTS, headers=HEADERS, partition=partitions, timestamp_ms=timestamps
     )
 
 

@@ -4,13 +4,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    ResourceType,
-)
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType  # type: ignore[attr-defined]
 
 from spark.selftest.run import Injector
 from spark.selftest.seeded import BANK, CREDITS, EXPIRED, ORDERS, Scenario, SeededTopics, make_tales

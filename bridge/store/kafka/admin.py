@@ -9,14 +9,7 @@ from typing import Any, TypeVar
 
 import structlog
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AclOperation,
-    AdminClient,
-    ConfigEntry,
-    ConfigResource,
-    NewTopic,
-    ResourceType,
-)
+from confluent_kafka.admin import AclOperation, AdminClient, ConfigEntry, ConfigResource, NewTopic, ResourceType  # type: ignore[attr-defined]
 from confluent_kafka.admin import TopicDescription as Described  # type: ignore[attr-defined]
 
 from bridge.core.errors import StoreError, StoreTimeout, StoreUnavailable

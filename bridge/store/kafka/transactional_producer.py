@@ -13,15 +13,7 @@ from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, StoreUnavailab
 from bridge.core.message import Message, Receipt
 from bridge.core.properties import count_record_bytes
 from bridge.fault_points import FaultPoint, reach
-from bridge.store.kafka.client import (
-    CLIENT_ERRORS,
-    FENCED,
-    ClientThread,
-    describe,
-    error_of,
-    is_abortable,
-    make_fatal,
-)
+from bridge.store.kafka.client import CLIENT_ERRORS, FENCED, ClientThread, describe, error_of, is_abortable, make_fatal
 from bridge.store.kafka.options import POLL_S, ClientErrors, KafkaConfig, ProducerFactory, transaction_options
 from bridge.store.message_store import AtomicBatch, BatchKind, BatchResult
 

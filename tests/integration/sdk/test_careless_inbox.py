@@ -113,11 +113,7 @@ USES: dict[str, tuple[Use, str, str]] = {
         "OutboxConfigError",
         "table is one of make_inbox_table, not str",
     ),
-    "inbox by `if`": (
-        seen_by_if,
-        "Misuse",
-        "`once` is entered by `with`, and says by `as` whether the message is new",
-    ),
+    "inbox by `if`": (seen_by_if, "Misuse", "`once` is entered by `with`, and says by `as` whether the message is new"),
     "inbox entered twice": (seen_twice_by_one, "Misuse", "each `with` block of the inbox needs a call of its own"),
     "inbox with asyncio's session": (
         seen_in(lambda desk: AsyncSession(desk.async_engine)),
@@ -175,11 +171,7 @@ USES: dict[str, tuple[Use, str, str]] = {
         "Misuse",
         "the session was rolled back or closed in the `with` block of the inbox",
     ),
-    "commit of what failed in the inbox": (
-        commit_what_failed,
-        "Misuse",
-        FAILED,
-    ),
+    "commit of what failed in the inbox": (commit_what_failed, "Misuse", FAILED),
     "inbox cleaned at once": (
         lambda desk: Inbox("stamps").clean(desk.engine, keep_days=0),
         "OutboxConfigError",

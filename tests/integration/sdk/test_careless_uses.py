@@ -289,11 +289,7 @@ USES: dict[str, tuple[Use, str, str]] = {
         "InvalidMessage",
         "the header name properties is reserved",
     ),
-    "partition as text": (
-        send_with(partition="1"),
-        "InvalidMessage",
-        "partition is an integer from 0 to 2147483647",
-    ),
+    "partition as text": (send_with(partition="1"), "InvalidMessage", "partition is an integer from 0 to 2147483647"),
     "text to `publish`": (lambda desk: desk.bridge.publish("orders"), "InvalidMessage", NOT_MESSAGES + "str"),  # type: ignore[arg-type]
     "texts to `publish`": (
         lambda desk: desk.bridge.publish(["orders", "a"]),  # type: ignore[list-item]

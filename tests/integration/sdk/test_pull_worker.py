@@ -202,8 +202,7 @@ async def test_record_answers_fetched_checks(bridge: SocketBridge, group: str, t
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"lease_s": 15.0}, {"lease_s": 4_000.0}, {"wait_s": 11.0}, {"max_checks": 1_001}, {"min_pause_s": 60.0}],
+    "wrong", [{"lease_s": 15.0}, {"lease_s": 4_000.0}, {"wait_s": 11.0}, {"max_checks": 1_001}, {"min_pause_s": 60.0}]
 )
 def test_impossible_bounds_are_refused(wrong: dict[str, Any]) -> None:
     """When they are made."""

@@ -29,12 +29,7 @@ from bridge.sql.rows import (
 )
 from bridge.sql.search import SearchFilter, search_transactions
 from bridge.sql.tables import group_counts, timeline_events, transaction_keys, transactions
-from bridge.sql.transactions import (
-    count_live,
-    find_many,
-    find_many_by_key,
-    read_timeline,
-)
+from bridge.sql.transactions import count_live, find_many, find_many_by_key, read_timeline
 
 COMMITTED, ROLLED_BACK = TransactionState.COMMITTED, TransactionState.ROLLED_BACK
 PREPARED, PARKED = TransactionState.PREPARED, TransactionState.PARKED

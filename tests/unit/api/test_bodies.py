@@ -10,14 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.web.parse import (
-    NoncedEnd,
-    parse_end,
-    parse_prepare,
-    parse_prepare_batch,
-    parse_resolution,
-    parse_resolutions,
-)
+from api.web.parse import NoncedEnd, parse_end, parse_prepare, parse_prepare_batch, parse_resolution, parse_resolutions
 from api.web.problems import Problem, Rejected
 from bridge.core.message import BY_KEY, Message
 from bridge.core.record import Resolution

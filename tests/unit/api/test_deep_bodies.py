@@ -6,13 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from api.web.parse import (
-    parse_end,
-    parse_prepare,
-    parse_prepare_batch,
-    parse_resolution,
-    parse_resolutions,
-)
+from api.web.parse import parse_end, parse_prepare, parse_prepare_batch, parse_resolution, parse_resolutions
 from api.web.problems import Problem, Rejected
 from bridge.core.record import Resolution
 from bridge.service.contract import PrepareCall

@@ -117,12 +117,7 @@ async def test_requests_after_the_first_are_answered_alike(
     ],
 )
 async def test_what_is_rare_is_left_to_the_road(
-    path: str,
-    lines: str,
-    body: bytes,
-    live: LiveServer,
-    fake: FakeTransactions,
-    monkeypatch: pytest.MonkeyPatch,
+    path: str, lines: str, body: bytes, live: LiveServer, fake: FakeTransactions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another head may mean something else, be it the same as one before."""
     facts = await make_facts(fake)

@@ -9,14 +9,7 @@ from hypothesis import strategies as st
 from yarl import URL
 
 from bridge.core.errors import ConfigError
-from checker.endpoint_guard import (
-    CallbackPolicy,
-    CheckedUrl,
-    check_addresses,
-    check_url,
-    is_allowed,
-    parse_networks,
-)
+from checker.endpoint_guard import CallbackPolicy, CheckedUrl, check_addresses, check_url, is_allowed, parse_networks
 
 PUBLIC = CallbackPolicy()
 LOOPBACK = CallbackPolicy(parse_networks(["127.0.0.0/8", "::1/128"]))

@@ -62,10 +62,7 @@ def test_answers_unknown_are_counted_until_it_is_parked() -> None:
 
 @pytest.mark.parametrize(
     ("times", "word", "reason"),
-    [
-        (CheckTimes(max_checks=2), "UNKNOWN", MAX_CHECKS),
-        (CheckTimes(max_lifetime_ms=60_000), None, MAX_LIFE),
-    ],
+    [(CheckTimes(max_checks=2), "UNKNOWN", MAX_CHECKS), (CheckTimes(max_lifetime_ms=60_000), None, MAX_LIFE)],
 )
 def test_exhausted_one_is_rolled_back_where_its_group_wishes_it(
     times: CheckTimes, word: str | None, reason: str

@@ -9,9 +9,7 @@ from bridge.turns import Bucket
 
 
 @given(
-    st.floats(0.1, 1_000),
-    st.floats(1, 100),
-    st.lists(st.tuples(st.integers(0, 10_000), st.floats(0, 50)), max_size=30),
+    st.floats(0.1, 1_000), st.floats(1, 100), st.lists(st.tuples(st.integers(0, 10_000), st.floats(0, 50)), max_size=30)
 )
 def test_no_more_is_taken_than_flows_in(rate: float, most: float, steps: list[tuple[int, float]]) -> None:
     """Apart from what it holds, and the debt that the last one left; who waits as he is told may go on."""

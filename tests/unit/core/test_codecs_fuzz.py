@@ -233,12 +233,7 @@ def test_a_changed_op_message_is_a_state_or_a_named_error(op: OpMessage, name: s
     """Also inside an answer, and where a position or answers are looked for."""
     value = with_member(json.loads(encode_op(op)), name, text).encode(errors="surrogateescape")
     answers = b'{"v":1,"answers":[{"request":"a-1","id":"%b","answer":"ALREADY","op":%b}]}' % (ID.encode(), value)
-    for decode in (
-        decode_position,
-        decode_answers,
-        lambda raw: decode_op(ID, raw),
-        lambda raw: decode_view(ID, raw),
-    ):
+    for decode in (decode_position, decode_answers, lambda raw: decode_op(ID, raw), lambda raw: decode_view(ID, raw)):
         for raw in (value, answers):
             with suppress(MalformedRecord, UnknownRecordVersion):
                 decode(raw)

@@ -11,14 +11,7 @@ from bridge.core.position import LowWatermarkConfig
 from bridge.core.queue_state import QueueState, RecoveredOps, RecoveredState, WrittenOp, effective_ordering_hash
 from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Resolution, Source
 from bridge.core.topics import hash_ordering_key
-from bridge.core.transaction import (
-    COMMITTED,
-    PARKED,
-    PREPARED,
-    ROLLED_BACK,
-    Transaction,
-    make_transaction_id,
-)
+from bridge.core.transaction import COMMITTED, PARKED, PREPARED, ROLLED_BACK, Transaction, make_transaction_id
 from bridge.core.transition import LogPosition, Park, Publish, Reply, Rewrite, Schedule, WriteOp
 from tests.support.queue_log import QueueLog, ends_of, essences, ops_of
 

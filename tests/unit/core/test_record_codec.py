@@ -165,11 +165,7 @@ ID = make_transaction_id(0, 1)
 
 @pytest.mark.parametrize(
     "properties",
-    [
-        {"KIND": "H", "UNIQ_KEY": ID, "V": "2"},
-        {"KIND": "X", "UNIQ_KEY": ID, "V": "1"},
-        {"KIND": "H", "UNIQ_KEY": ID},
-    ],
+    [{"KIND": "H", "UNIQ_KEY": ID, "V": "2"}, {"KIND": "X", "UNIQ_KEY": ID, "V": "1"}, {"KIND": "H", "UNIQ_KEY": ID}],
 )
 def test_unknown_version_or_kind_is_told_apart_from_rubbish(properties: dict[str, str]) -> None:
     """Our prefix, but not ours to read: the queue halts."""

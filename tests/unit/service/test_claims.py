@@ -281,11 +281,7 @@ async def test_journal_away_gives_the_checks_back(world: ServiceWorld) -> None:
         await world.sleep(1_000)
         await board.lay(transaction_id)
         claims = ClaimService(
-            board,
-            api.directory,
-            api.reads,
-            BodyReader(store, world.topics),
-            world.settlers.memory.clock,
+            board, api.directory, api.reads, BodyReader(store, world.topics), world.settlers.memory.clock
         )
         store.is_down = True
         refused = await claims.claim(call())

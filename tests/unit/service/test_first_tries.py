@@ -58,12 +58,7 @@ async def test_it_is_answered_once_it_is_stored(world: ServiceWorld) -> None:
 @in_world(make_service_world)
 async def test_its_repeat_is_the_same_transaction(world: ServiceWorld) -> None:
     """Which its caller has ended, or not."""
-    async with (
-        world.serving() as api,
-        world.serving("other") as other,
-        world.settlers.settling(),
-        world.projecting(),
-    ):
+    async with world.serving() as api, world.serving("other") as other, world.settlers.settling(), world.projecting():
         first = await prepare(world, api, await learn_time(world, api))
         again = await prepare(world, other, None)
         assert (again.transaction_id, again.state) == (first.transaction_id, TransactionState.PREPARED)
@@ -77,12 +72,7 @@ async def test_its_repeat_is_the_same_transaction(world: ServiceWorld) -> None:
 @in_world(make_service_world)
 async def test_it_may_arrive_after_its_repeat(world: ServiceWorld, late_ms: int, is_published: bool) -> None:
     """Within its time the settler still knows what became of the repeat; later the record is void for everybody."""
-    async with (
-        world.serving() as api,
-        world.serving("late") as late,
-        world.settlers.settling(),
-        world.projecting(),
-    ):
+    async with world.serving() as api, world.serving("late") as late, world.settlers.settling(), world.projecting():
         first_ms = await learn_time(world, api)
         await learn_time(world, late)
         again = await prepare(world, api, None, is_published=is_published)
@@ -114,12 +104,7 @@ async def test_late_one_is_told_the_truth(world: ServiceWorld, late_ms: int) -> 
 @in_world(make_service_world, faults=ScriptedFaults)
 async def test_append_that_takes_too_long_is_looked_up(world: ServiceWorld, faults: ScriptedFaults) -> None:
     """Its record is void, and the answer is that of a repeat, which there was meanwhile."""
-    async with (
-        world.serving() as api,
-        world.serving("other") as other,
-        world.settlers.settling(),
-        world.projecting(),
-    ):
+    async with world.serving() as api, world.serving("other") as other, world.settlers.settling(), world.projecting():
         await learn_time(world, api)
         first_ms = await learn_time(world, other) - 29_000  # on its way for so long already
         faults.give(StepKind.PUT, Fate(request_ms=2_000), client="other")
@@ -231,12 +216,7 @@ async def test_record_held_up_long_after_a_clock_was_set_back_is_void(
 ) -> None:
     """Its repeat was published and forgotten meanwhile: it is not published twice (D)."""
     clock = world.settlers.memory.clock
-    async with (
-        world.serving() as api,
-        world.serving("slow") as slow,
-        world.settlers.settling(),
-        world.projecting(),
-    ):
+    async with world.serving() as api, world.serving("slow") as slow, world.settlers.settling(), world.projecting():
         clock.shift_wall_clock(300 * S)
         await learn_time(world, slow)
         clock.shift_wall_clock(-300 * S)

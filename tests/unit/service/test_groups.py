@@ -131,10 +131,7 @@ async def test_endpoints_that_a_group_does_not_have_yet_prove_whose_they_are(wor
             assert isinstance(registered, EndpointRegistered)
             await api.directory.refresh()
         assert [url for _, url in asked] == [urls[0], *urls[1:], "https://evil.example/3", "https://c.example"]
-        assert {endpoint.url for endpoint in api.directory.groups["shop"].endpoints} == {
-            urls[0],
-            "https://c.example",
-        }
+        assert {endpoint.url for endpoint in api.directory.groups["shop"].endpoints} == {urls[0], "https://c.example"}
 
 
 @pytest.mark.parametrize(

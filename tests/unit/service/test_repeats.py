@@ -31,12 +31,7 @@ async def halves(world: ServiceWorld) -> list[HalfMessage]:
 @in_world(make_service_world)
 async def test_repeat_is_the_same_transaction(world: ServiceWorld) -> None:
     """At once, later, at another process: one id, PREPARED."""
-    async with (
-        world.serving() as api,
-        world.serving("other") as other,
-        world.settlers.settling(),
-        world.projecting(),
-    ):
+    async with world.serving() as api, world.serving("other") as other, world.settlers.settling(), world.projecting():
         answers = await asyncio.gather(*[prepare(world, process) for process in (api, api, other, other)])
         answers.append(await prepare(world, other))
         await world.sleep(500)

@@ -110,10 +110,5 @@ async def test_audit_is_paged(world: ServiceWorld) -> None:
             "transaction.force.answered",
             "transaction.force",
         ]
-        assert first.entries[0].after == {
-            "state": "COMMITTED",
-            "blocked": False,
-            "check_times": 0,
-            "by": "operator",
-        }
+        assert first.entries[0].after == {"state": "COMMITTED", "blocked": False, "check_times": 0, "by": "operator"}
         assert second.next is None

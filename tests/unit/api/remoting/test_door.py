@@ -18,16 +18,7 @@ from bridge.core.grants import EVERYTHING, Rights
 from bridge.core.record import Resolution
 from bridge.core.transaction import TransactionState, make_transaction_id
 from bridge.service.access import ANYBODY, Caller
-from bridge.service.contract import (
-    Accepted,
-    EndCall,
-    Outcome,
-    PrepareCall,
-    Prepared,
-    RefusalCode,
-    Refused,
-    Wait,
-)
+from bridge.service.contract import Accepted, EndCall, Outcome, PrepareCall, Prepared, RefusalCode, Refused, Wait
 from tests.unit.api.remoting.test_first_tries import KAFKA_MS, NOW_MS, key_of, learned
 from tests.unit.api.remoting.test_gatherer import until
 

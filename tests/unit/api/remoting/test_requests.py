@@ -5,14 +5,7 @@ import struct
 import pytest
 
 from api.remoting.frame import RemotingCommand
-from api.remoting.message import (
-    KeyRule,
-    RequestCode,
-    UnreadableMessage,
-    read_end,
-    read_heartbeat,
-    read_send,
-)
+from api.remoting.message import KeyRule, RequestCode, UnreadableMessage, read_end, read_heartbeat, read_send
 from bridge.core.message import Message
 from bridge.core.properties import write_properties
 from bridge.core.record import Resolution, Source

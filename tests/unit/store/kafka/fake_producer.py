@@ -5,13 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from confluent_kafka import (
-    OFFSET_INVALID,
-    TIMESTAMP_CREATE_TIME,
-    TIMESTAMP_LOG_APPEND_TIME,
-    KafkaError,
-    KafkaException,
-)
+from confluent_kafka import OFFSET_INVALID, TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException
 
 TIMED_OUT = KafkaError(KafkaError._TIMED_OUT, retriable=True)
 FENCED = KafkaError(KafkaError._FENCED, fatal=True)
