@@ -164,7 +164,9 @@ TEXTS = [
     _invalid("null key in both forms", "/messages/0/key_base64", make_prepare({"key": None, "key_base64": "YQ=="})),
     _invalid("value in both forms", "/messages/0/value_base64", make_prepare({"value": None, "value_base64": "YQ=="})),
     _invalid(
-        "headers in both forms", "/messages/0/headers_base64", make_prepare({"headers": [], "headers_base64": []})
+        "headers in both forms",
+        "/messages/0/headers_base64",
+        make_prepare({"headers": [["a", "b"]], "headers_base64": [["a", "Yg=="]]}),
     ),
     _invalid("base64 without padding", "/messages/0/value_base64", make_prepare({"value_base64": "YQ"})),
     _invalid("base64 of the URL kind", "/messages/0/key_base64", make_prepare({"key_base64": "_-8="})),

@@ -254,6 +254,7 @@ class BridgeSystem:
         log = self._world.settler.log
         wait_until(lambda: "not_copied" in log.read_text(), _PATIENCE_S, "a refused discard")
         self._limit_parked(str(16 * 1024 * 1024))
+        self._world.wait_ready()  # it may have looked meanwhile, and refuses prepares for that
 
     def wait_until(self, what: Callable[[], bool]) -> bool:
         try:
