@@ -32,7 +32,7 @@ from bridge.sql.access import ActEntry, record_act
 from bridge.sql.engine import Database
 from bridge.sql.events import (
     CLOUD_EVENTS_JSON,
-    OF_TRANSACTION,
+    PARKED,
     CloudEvent,
     Delivery,
     Happening,
@@ -56,7 +56,7 @@ from checker.concurrency import read_pause_ms
 _LOG = structlog.get_logger()
 T = TypeVar("T")
 
-PARKED, FAILING, RECOVERED = OF_TRANSACTION, "group.failing", "group.recovered"
+FAILING, RECOVERED = "group.failing", "group.recovered"
 STALLED, FINDINGS, TEST = "queue.stalled", "reconciliation.findings", "webhook.test"
 EVENT_TYPES = (PARKED, FAILING, RECOVERED, STALLED, FINDINGS)
 

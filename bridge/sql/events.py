@@ -20,7 +20,7 @@ from bridge.sql.tables import check_results, event_marks, webhook_deliveries
 # tell.
 
 CLOUD_EVENTS_JSON = "application/cloudevents+json"
-OF_TRANSACTION = "transaction.parked"
+PARKED = "transaction.parked"
 
 
 class CloudEvent(NamedTuple):
@@ -127,14 +127,14 @@ def read_surroundings(conn: Connection) -> Surroundings:
 
 
 def add_deliveries(conn: Connection, webhook: str, events: Collection[CloudEvent], now_ms: int, most: int) -> int:
-    """Keeps events for a webhook, those that wait already once; how many found no room. A producer
-    can have as many transactions parked as it likes: the last tenth of the room is for all else."""
+    """Keeps events for a webhook, those that wait already once; how many found no room. A producer can have as many
+    transactions parked as it likes: the last tenth of the room is for all else."""
     waiting = _D.webhook == webhook
     count = sa.select(sa.func.count()).select_from(webhook_deliveries).where(waiting)
     taken = conn.execute(count).scalar_one() if events else 0
     lost = 0
     for event in events:
-        if taken >= (most - most // 10 if event.type == OF_TRANSACTION else most):
+        if taken >= (most - most // 10 if event.type == PARKED else most):
             lost += 1
             continue
         values = {"webhook": webhook, "event_id": event.event_id, "body": event.text, "created_ms": now_ms}
