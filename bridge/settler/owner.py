@@ -115,6 +115,7 @@ class OwnedQueue(QueueOwner):
     async def recover(self) -> None:
         """Fences the last owner, reads back, writes the position. Raises StoreError, QueueHalted."""
         ports, writer = self._ports, self._writer
+        doubted_ms, self._memory.doubted_ms = self._memory.doubted_ms, None
         await ports.log.check_halts(self.queue_id)
         await writer.fence()
         reach(FaultPoint.TAKE_OVER_FENCED)
@@ -132,24 +133,23 @@ class OwnedQueue(QueueOwner):
         except QueueHalted as halted:  # frozen meanwhile, what was left may be gone by right
             if (await ports.store.get_offsets(op_queue)).maximum != op.maximum:
                 raise StoreFenced("another owner has written meanwhile") from halted
-            self._check_believed(halted)
+            self._check_believed(halted, doubted_ms)
             raise
         await ports.mark.check([self.queue_id])
         await self._retry.recover()
         self._reader = WatchedReader(ports.owners, ports.store, ports.clock, self._queue, self.state.s)
         reach(FaultPoint.TAKE_OVER_READ_JOURNAL)
         await writer.write_position(BatchKind.TAKE_OVER)
-        self._memory.fault_seen_ms = None
         if not self.now_ms():  # written, but Kafka could not say when: the journal's time is too early at most
             writer.time.observe(self.state.journal_ms)
         ports.observer.queue_taken(self, self.state.prepared(), self.state.rows)
 
-    def _check_believed(self, halted: QueueHalted) -> None:
+    def _check_believed(self, halted: QueueHalted, doubted_ms: int | None) -> None:
         """A halt is for an operator, and a broker that was frozen tells its log as it was, until it knows that another
-        one leads. Raises StoreTimeout until it is seen for long."""
-        memory, now_ms = self._memory, self._ports.clock.monotonic_ms()
-        memory.fault_seen_ms = now_ms if memory.fault_seen_ms is None else memory.fault_seen_ms
-        if now_ms - memory.fault_seen_ms < _BELIEVED_MS:
+        one leads. Raises StoreTimeout until each take-over has found it since `doubted_ms`, and for long."""
+        now_ms = self._ports.clock.monotonic_ms()
+        self._memory.doubted_ms = now_ms if doubted_ms is None else doubted_ms
+        if now_ms - self._memory.doubted_ms < _BELIEVED_MS:
             raise StoreTimeout(f"{halted}; this is looked at once more before it is believed") from halted
 
     async def _check_missing(self, position: Position) -> None:

@@ -192,6 +192,7 @@ class Settler:
         queue_id, let_go, status = held.queue_id, held.let_go, held.status
         if held.earlier is not None:
             await asyncio.wait([held.earlier])
+        self._memories.setdefault(queue_id, QueueMemory()).doubted_ms = None  # another owner may have had it since
         while not let_go.is_set():
             try:
                 await self._own(held, member, backoff)
@@ -228,7 +229,7 @@ class Settler:
 
     async def _own(self, held: "_Held", member: GroupMember, backoff: Backoff) -> None:
         queue_id, status, let_go = held.queue_id, held.status, held.let_go
-        memory = self._memories.setdefault(queue_id, QueueMemory())
+        memory = self._memories[queue_id]
         target = BatchTarget(self._topics, queue_id, self._owner, self._has_id_header)
         queue = OwnedQueue(target, self._ports, self._config, memory, status.counts)
         try:

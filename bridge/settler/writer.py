@@ -32,7 +32,7 @@ class QueueMemory:
     park_not_before_ms: int = 0
     copy_not_before_ms: int = 0
     confirmed: Witness | None = None
-    fault_seen_ms: int | None = None  # since when each take-over finds that the log is not what was left
+    doubted_ms: int | None = None  # since when each take-over finds that the log is not what was left
 
     def confirm(self, s: int, log: LogTopics | None, start: LogStart, op_next: int) -> None:
         """A position with this S is committed; the op topic goes on behind it."""

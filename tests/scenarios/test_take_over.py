@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from bridge.core.errors import StoreTimeout
 from bridge.core.message import Message, MessageQueue
 from bridge.settler.ports import SettlerConfig
 from bridge.settler.settler import Hold
@@ -66,8 +67,10 @@ async def test_successor_reads_to_the_real_end_of_the_op_topic(world: SettlerWor
     assert world.read_op().positions[-1].owner == "second"
 
 
-@pytest.mark.parametrize("name", ["op", "half"])
-def test_broker_that_was_frozen_tells_the_end_of_its_log_as_it_was(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "times"), [("op", 1), ("half", 1), ("half", 2)], ids=["op", "half", "half, frozen twice"]
+)
+def test_broker_that_was_frozen_tells_the_end_of_its_log_as_it_was(name: str, times: int) -> None:
     """Until it knows that another one leads: nothing is decided again, and nothing is taken for lost (D, T)."""
     world = make_settler_world()
     queue, clock = MessageQueue(getattr(world.topics, name), 0), world.memory.clock
@@ -85,9 +88,15 @@ def test_broker_that_was_frozen_tells_the_end_of_its_log_as_it_was(name: str) ->
                 ask = second.store.get_offsets
 
                 async def answer(of: MessageQueue) -> QueueOffsets:
-                    if of == queue:
-                        asked_ms.append(clock.monotonic_ms())
-                    return old if of == queue and asked_ms[-1] - asked_ms[0] < 3_000 else await ask(of)
+                    if of != queue:
+                        return await ask(of)
+                    asked_ms.append(clock.monotonic_ms())
+                    number, since_ms = divmod(asked_ms[-1] - asked_ms[0], 15_000)
+                    if number < times and since_ms < 8_000:
+                        return old
+                    if number < times - 1:
+                        raise StoreTimeout("frozen again")
+                    return await ask(of)
 
                 second.store.get_offsets = answer  # type: ignore[method-assign]
                 await clock.sleep_ms(40_000)
