@@ -344,7 +344,7 @@ class Node:
             topics,
             FollowerPorts(store, backing.owners, clock, self.kafka_time, self.waiters, self.seal_watch, self.log),
         )
-        ends = EndOffsets(store, topics)
+        ends = EndOffsets(store, topics, self.follower.find_s)
         positions = ProjectionPositions(database, clock)
         self.reads = CurrentReads(database, ends, positions, clock, limits.projection_wait_ms)
         self.destinations = TopicCache(backing.admin, clock, topics, self.kafka_time, config.destinations)

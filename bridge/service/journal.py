@@ -134,12 +134,18 @@ class Patience:
 
 
 class EndOffsets:
-    """A note answers everybody who asked before its request left, and nobody who asked after."""
+    """A note answers everybody who asked before its request left, and nobody who asked after.
 
-    def __init__(self, store: MessageStore, topics: InternalTopics) -> None:
+    `find_s`: what is decided lies below the end, too: a broker that was frozen tells that as it was, for a moment.
+    """
+
+    def __init__(
+        self, store: MessageStore, topics: InternalTopics, find_s: Callable[[int], int | None] = lambda _: None
+    ) -> None:
         self.queues = topics.queues
         self._store = store
         self._topic = topics.half
+        self._find_s = find_s
         self._running: dict[int, asyncio.Task[int]] = {}
         self._queued: dict[int, asyncio.Task[int]] = {}
 
@@ -159,7 +165,8 @@ class EndOffsets:
             await asyncio.wait((earlier,))
         task = self._running[queue_id] = self._queued.pop(queue_id)
         try:
-            return (await self._store.get_offsets(MessageQueue(self._topic, queue_id))).maximum
+            end = (await self._store.get_offsets(MessageQueue(self._topic, queue_id))).maximum
+            return max(end, self._find_s(queue_id) or 0)
         finally:
             if self._running.get(queue_id) is task:
                 del self._running[queue_id]

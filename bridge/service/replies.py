@@ -251,8 +251,11 @@ class OpFollower:
 
     def positions(self) -> dict[int, int]:
         """S of each queue, as far as a position was seen since the start."""
-        found = {tail.queue_id: tail.read_s() for tail in self._tails}
-        return {queue_id: s for queue_id, s in found.items() if s is not None}
+        return {queue_id: s for queue_id in range(len(self._tails)) if (s := self.find_s(queue_id)) is not None}
+
+    def find_s(self, queue_id: int) -> int | None:
+        """Of one queue."""
+        return self._tails[queue_id].read_s()
 
     async def run_forever(self) -> None:
         """Until cancelled."""
@@ -350,6 +353,7 @@ class _QueueTail:
         if isinstance(error, QueueHalted):
             self._ports.log.doubt(self.queue_id)
             self._next_offset = -1  # the log does not reach back so far any more: callers that wait get "unknown"
+            self._position = None
         await self._close()
         await self._ports.clock.sleep_ms(retry_ms)
 

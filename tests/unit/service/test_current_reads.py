@@ -7,11 +7,12 @@ from typing import TypeVar
 from sqlalchemy import Connection
 
 from bridge.core.message import Message, MessageQueue
-from bridge.service.contract import RefusalCode
+from bridge.service.contract import Prepared, RefusalCode, Refused
 from bridge.service.journal import Deadline, EndOffsets
 from bridge.service.reads import CurrentReads, Freshness, ProjectionPositions
 from bridge.sql.engine import InlineDatabase, SqlConfig
 from bridge.store.memory.link import Fate, StepKind
+from bridge.store.message_store import QueueOffsets
 from tests.support.memory_faults import ScriptedFaults
 from tests.support.service_world import ServiceWorld, make_service_world
 from tests.support.virtual_time import in_world
@@ -72,6 +73,25 @@ async def test_note_is_never_older_than_the_question(world: ServiceWorld, faults
     later = [asyncio.create_task(ends.note(0, Deadline.after(clock, 1_000))) for _ in range(3)]
     assert await first == 0
     assert [await task for task in later] == [1, 1, 1]
+
+
+@in_world(make_service_world)
+async def test_broker_that_was_frozen_hides_nothing_that_was_decided(world: ServiceWorld) -> None:
+    """It tells the journal's end as it was, until it knows that another one leads: nothing is unknown for that (A)."""
+    async with world.serving() as api, world.settlers.settling():
+        end_as_it_was = await api.backing.store.get_offsets(MessageQueue(world.topics.half, 0))
+        [prepared] = await api.transactions.prepare([world.call()])
+        assert isinstance(prepared, Prepared)
+        await world.sleep(1_000)
+
+        async def answer(_: MessageQueue) -> QueueOffsets:
+            return end_as_it_was
+
+        api.backing.store.get_offsets = answer  # type: ignore[method-assign]
+        clock = world.settlers.memory.clock
+        found = await api.reads.find_one(prepared.transaction_id, Deadline.after(clock, 500))
+        assert isinstance(found, Refused), "no projector has come to it"
+        assert found.code is RefusalCode.PROJECTION_BEHIND
 
 
 @in_world(make_service_world, faults=ScriptedFaults)

@@ -10,7 +10,17 @@ from msgspec.structs import replace
 
 from bridge.clock import KafkaTime
 from bridge.core.message import Message, MessageQueue
-from bridge.core.op_message import ANSWERS_KEY, Answer, AnswerCode, OpMessage, encode_answers, encode_op
+from bridge.core.op_message import (
+    ANSWERS_KEY,
+    POSITION_KEY,
+    Answer,
+    AnswerCode,
+    OpMessage,
+    Position,
+    encode_answers,
+    encode_op,
+    encode_position,
+)
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import Transaction, TransactionState
 from bridge.service.journal import Deadline
@@ -143,6 +153,23 @@ def test_goes_on_from_its_position_after_an_error() -> None:
             assert await f.wait(wait)
             while f.follower.is_failing:
                 await memory.clock.sleep_ms(100)
+
+    run(story)
+
+
+def test_position_of_a_topic_that_was_made_anew_is_forgotten() -> None:
+    """Nobody waits for a journal to reach what was decided of the one before (T)."""
+
+    async def story(memory: MemoryWorld) -> None:
+        async with following(memory) as f:
+            await f.put((POSITION_KEY, encode_position(Position(7, 0, 0, "who"))))
+            await memory.clock.sleep_ms(2_000)
+            assert f.follower.positions() == {0: 7}
+            memory.cluster.log.delete_topic(TOPICS.op)
+            memory.cluster.log.create_topic(TOPICS.op, TOPICS.queues)
+            await memory.clock.sleep_ms(20_000)
+            assert f.follower.positions() == {}
+            assert f.follower.is_ready
 
     run(story)
 
