@@ -233,6 +233,8 @@ def _is_worth_a_retry(error: KafkaError, give_up_at: float) -> bool:
 # --- membership of a consumer group: a consumer that shares out queues and never fetches, in a thread of its own ---
 
 _NONE: frozenset[int] = frozenset()
+_REBALANCING = frozenset({KafkaError.REBALANCE_IN_PROGRESS, KafkaError.ILLEGAL_GENERATION})
+_TAKEN_AWAY = "the queue is not this member's any more"
 _LEAVE_POLLS = 40
 _SESSION_REFUSED = (
     "settler.session_ms = {} is refused by Kafka: the brokers' group.min.session.timeout.ms, 6000 unless set, and "
@@ -280,11 +282,15 @@ class KafkaGroupMember:
         return queue_id in self._owned
 
     async def put_consume_offset(self, queue: MessageQueue, offset: int, note: str = "") -> None:
-        """Commits plainly, as a member: while a group has members Kafka takes it from nobody else."""
-        if self.is_closed:
-            raise StoreUnavailable("the member has left its group")
+        """Commits plainly, as a member: while a group has members Kafka takes it from nobody else.
+
+        Raises StoreUnavailable for a queue that is not, or no longer, its own: whoever holds it is to let go.
+        """
         future: asyncio.Future[None] = self._loop.create_future()
         self._commits.append(_Commit([TopicPartition(*queue, offset, note)], future))
+        if self.is_closed or not self.is_owned(queue.queue_id):  # from now on whoever takes it away finds the above
+            future.cancel()
+            raise StoreUnavailable("the member has left its group" if self.is_closed else _TAKEN_AWAY)
         try:
             async with asyncio.timeout(self._config.read_timeout_ms / 1000):
                 await future
@@ -365,6 +371,7 @@ class KafkaGroupMember:
         """The rebalance waits in here for `release`; heartbeats go on in the client's own thread."""
         revoked = frozenset([place.partition for place in places])
         self._owned -= revoked
+        self._refuse_commits()
         if revoked and not self.is_closed:
             with self._released:
                 self._unreleased |= revoked
@@ -380,6 +387,7 @@ class KafkaGroupMember:
     def _on_lost(self, consumer: Consumer, places: Sequence[TopicPartition]) -> None:
         lost = frozenset([place.partition for place in places])
         self._owned -= lost
+        self._refuse_commits()
         if lost:
             self._tell(GroupChange(_NONE, _NONE, lost))
         consumer.incremental_unassign(list(places))
@@ -390,14 +398,27 @@ class KafkaGroupMember:
             self._tell(GroupChange(_NONE, _NONE, lost))
 
     def _commit(self, consumer: Consumer) -> None:
-        while self._commits:
+        """What a rebalance refuses is tried again, for as long as the caller waits."""
+        for _ in range(len(self._commits)):
             commit = self._commits.pop(0)
+            if commit.future.done():  # nobody waits any more
+                continue
             try:
                 consumer.commit(offsets=commit.places, asynchronous=False)
             except CLIENT_ERRORS as raised:
-                self._answer(commit.future, make_store_error(error_of(raised)))
+                error = error_of(raised)
+                if error.code() in _REBALANCING:
+                    self._commits.append(commit)
+                else:
+                    self._answer(commit.future, make_store_error(error))
             else:
                 self._answer(commit.future, None)
+
+    def _refuse_commits(self) -> None:
+        """Those of queues that were taken away: their owners wait for an answer, and the rebalance for them."""
+        for commit in [each for each in self._commits if each.places[0].partition not in self._owned]:
+            self._commits.remove(commit)
+            self._answer(commit.future, StoreUnavailable(_TAKEN_AWAY))
 
     def _tell(self, change: GroupChange | BridgeError) -> None:
         self._call_loop(lambda: self._changes.put_nowait(change))

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from bridge.core.errors import ConfigError, StoreError
+from bridge.core.errors import ConfigError, StoreError, StoreUnavailable
+from bridge.core.message import MessageQueue
 from bridge.store.kafka.groups import KafkaGroupMember
 from bridge.store.kafka.options import KafkaConfig
 from tests.contract.kafka_world import KafkaContractWorld
@@ -34,6 +35,32 @@ async def test_rebalance_waits_only_so_long(world: KafkaContractWorld, kafka: st
     assert sum(stubborn.is_owned(queue_id) for queue_id in (0, 1)) == 1
     await second.close()
     await stubborn.close()
+
+
+async def test_rebalance_waits_for_nobody_who_waits_for_it(world: KafkaContractWorld, kafka: str) -> None:
+    """An owner that notes how far its queue is lets go after that: what is taken away is not noted any more, and what
+    stays is noted when Kafka takes it again (T)."""
+    topic, group = await make_topic(world, 2), fresh_name("group")
+    patient = KafkaConfig({"bootstrap.servers": kafka}, release_timeout_ms=60_000, read_timeout_ms=30_000)
+    first = KafkaGroupMember(patient, group, topic)
+    await gain(first, {0, 1})
+
+    async def note(queue_id: int) -> None:
+        while True:
+            await first.put_consume_offset(MessageQueue(topic, queue_id), 0)
+
+    noting = [asyncio.create_task(note(queue_id)) for queue_id in (0, 1)]
+    second = world.process.owners.join_group(group, topic)
+    (taken,) = (await next_change(first)).revoked
+    with pytest.raises(StoreUnavailable):
+        await noting[taken]
+    first.release([taken])
+    await gain(second, {taken})
+    await first.put_consume_offset(MessageQueue(topic, 1 - taken), 0)
+    assert not noting[1 - taken].done()
+    noting[1 - taken].cancel()
+    await second.close()
+    await first.close()
 
 
 async def test_name_taken_by_another_ends_the_membership(world: KafkaContractWorld, kafka: str) -> None:
