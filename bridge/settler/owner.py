@@ -258,6 +258,8 @@ class OwnedQueue(QueueOwner):
         commits = find_commits(read, live)
         wanted = [t for c in commits if (t := live.get(c.transaction_id)) is not None and _is_elsewhere(t, read)]
         found, asked = await writer.bodies.load(wanted)
+        if len(found) < asked:
+            await self._check_expired([t for t in wanted[:asked] if t.transaction_id not in found])
         bodies = read.bodies | found
         unread = {t.transaction_id for t in wanted[asked:]}
         fitting = choose_fitting(commits, bodies, unread, self._config.max_batch_bytes)
@@ -267,6 +269,13 @@ class OwnedQueue(QueueOwner):
         writer.time.observe(portion.last_ms)
         obstacles = await self._find_obstacles(commits[:fitting], bodies)
         return _Batch(portion, bodies, obstacles)
+
+    async def _check_expired(self, missing: Sequence[Transaction]) -> None:
+        """Raises StoreTimeout if the journal is said to end before what was read of it: by a broker that was frozen, or
+        because it was cut, which a take-over finds out."""
+        end = (await self._ports.store.get_offsets(self._queue)).maximum
+        if any(end <= t.half < self.state.s for t in missing):
+            raise StoreTimeout(f"the journal is said to end at {end}, and was read up to {self.state.s}")
 
     async def _find_obstacles(self, commits: Sequence[Commit], bodies: LoadedHalves) -> dict[str, str]:
         """Why some of these cannot be published now, as far as the logs, the cluster and earlier tries say."""

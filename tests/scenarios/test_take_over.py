@@ -1,11 +1,12 @@
 """Take-overs whose windows are staged: who fences whom between which two requests."""
 
 import asyncio
+from collections.abc import Collection
 
 import pytest
 
 from bridge.core.errors import StoreTimeout
-from bridge.core.message import Message, MessageQueue
+from bridge.core.message import Message, MessageQueue, StoredMessage
 from bridge.settler.ports import SettlerConfig
 from bridge.settler.settler import Hold
 from bridge.store.memory.link import StepKind
@@ -16,6 +17,8 @@ from bridge.store.message_store import AtomicBatch, BatchResult, GetResult, GetS
 from tests.support.held_steps import HeldSteps
 from tests.support.settler_world import SettlerWorld, make_settler_world
 from tests.support.virtual_time import in_world
+
+Stored = dict[int, StoredMessage]
 
 
 @in_world(make_settler_world, faults=HeldSteps)
@@ -103,6 +106,33 @@ def test_broker_that_was_frozen_tells_the_end_of_its_log_as_it_was(name: str, ti
                 assert world.settlers["second"].status[0].hold is Hold.OWNED
             assert not world.watches["second"].halts
             first.thaw()
+
+    world.run(story())
+    assert world.memory.visible("credits") == [b"v"]
+
+
+def test_broker_that_was_frozen_expires_no_body() -> None:
+    """What it does not have yet was read by the queue's owner: no commit is refused because it seems to be gone (A)."""
+    world = make_settler_world(config=SettlerConfig(max_body_bytes=0))
+    journal, clock = MessageQueue(world.topics.half, 0), world.memory.clock
+
+    async def story() -> None:
+        async with world.settling("first") as first:
+            ends, each = first.store.get_offsets, first.store.get_each
+            old = await ends(journal)
+            await world.prepare("a", Message("credits", b"k", b"v"))
+            await world.settled()
+            until_ms = clock.monotonic_ms() + 1_500
+
+            async def get_offsets(queue: MessageQueue) -> QueueOffsets:
+                return old if queue == journal and clock.monotonic_ms() < until_ms else await ends(queue)
+
+            async def get_each(queue: MessageQueue, offsets: Collection[int], room: int | None = None) -> Stored:
+                return {} if clock.monotonic_ms() < until_ms else await each(queue, offsets, room)
+
+            first.store.get_offsets, first.store.get_each = get_offsets, get_each  # type: ignore[method-assign]
+            await world.commit("a")
+            await clock.sleep_ms(30_000)
 
     world.run(story())
     assert world.memory.visible("credits") == [b"v"]
