@@ -3,11 +3,12 @@
 import inspect
 import os
 from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from tests.support.broker import BrokerFactory, broker_maker, running_broker
+from tests.support.broker import BrokerFactory, BrokerForAll, ask_for_broker, broker_maker, running_broker
 
 pytest_plugins = ["tests.support.postgres", "tests.support.user_databases"]
 
@@ -21,9 +22,28 @@ settings.register_profile(
 )
 
 
+_FOR_ALL = pytest.StashKey[BrokerForAll]()
+_ADDRESS = "broker_for_all"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tells each process to which tests are handed out where it can ask for the broker of all."""
+    stash = node.config.stash
+    if _FOR_ALL not in stash:
+        stash[_FOR_ALL] = BrokerForAll()
+        node.config.add_cleanup(stash[_FOR_ALL].close)
+    node.workerinput[_ADDRESS] = stash[_FOR_ALL].address
+
+
 @pytest.fixture(scope="session")
-def kafka() -> Iterator[str]:
-    """`bootstrap.servers` of a real broker shared by the whole run: make topics and ids with names of your own."""
+def kafka(request: pytest.FixtureRequest) -> Iterator[str]:
+    """`bootstrap.servers` of a real broker shared by the whole run, and by all its processes at once: make topics,
+    groups and ids with names of your own, and take `broker_factory` for what acts on the broker."""
+    address = getattr(request.config, "workerinput", {}).get(_ADDRESS)
+    if address is not None:
+        yield ask_for_broker(address)
+        return
     with running_broker() as broker:
         yield broker.bootstrap
 

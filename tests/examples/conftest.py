@@ -8,11 +8,19 @@ from pathlib import Path
 import pytest
 
 from tests.support.bridge_process import Bridge, create_topics
+from tests.support.broker import running_broker
 from tests.support.example_process import ExampleProcess, build_environment, copy_without_traces, install_wheel, run
 from tests.support.example_stage import EVENTS, ORDERS, MakeExample, Stage
 from tests.support.faulty_front import Front, faulty_front, let_through
 
 _LOWEST = ("fastapi==0.115.0", "pydantic==2.9.0")  # as pyproject.toml bounds them
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[str]:
+    """A broker of this process's own: the topics' names are those of the examples."""
+    with running_broker() as broker:
+        yield broker.bootstrap
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,11 @@
 """Real Kafka brokers for tests: one for a whole test run, and private ones to kill and pause."""
 
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cache
+from multiprocessing.connection import Client, Listener
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from tests.support.removal import remove_beside
 
 BrokerFactory = Callable[..., DevBroker]
 _PEACE_S = 120.0
+_STOP = "stop"
 
 
 @cache
@@ -59,3 +62,50 @@ def broker_maker() -> Iterator[BrokerFactory]:
             return brokers.enter_context(running_broker(settings, heap_mb))
 
         yield make
+
+
+class BrokerForAll:
+    """One broker for all processes of a run: a Kafka of its own would cost each of them half a minute of processor.
+
+    The process that hands the tests out has it, outlives the others, and starts it for the first of them that asks.
+    """
+
+    def __init__(self) -> None:
+        self._listener = Listener(family="AF_UNIX")
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        """For `ask_for_broker`."""
+        return str(self._listener.address)
+
+    def close(self) -> None:
+        """The broker and its data are gone then."""
+        with Client(self.address) as asker:
+            asker.send(_STOP)
+        self._thread.join()
+        self._listener.close()
+
+    def _serve(self) -> None:
+        with ExitStack() as brokers:
+            bootstrap = ""
+            while True:
+                with self._listener.accept() as asker:
+                    if asker.recv() == _STOP:
+                        return
+                    try:
+                        bootstrap = bootstrap or brokers.enter_context(running_broker()).bootstrap
+                        asker.send(bootstrap)
+                    except (Exception, pytest.skip.Exception) as error:  # noqa: BLE001 - told to who asks
+                        asker.send(error)
+
+
+def ask_for_broker(address: str) -> str:
+    """`bootstrap.servers` of the one broker of a run. Raises what kept it from starting."""
+    with Client(address) as door:
+        door.send("")
+        told: str | BaseException = door.recv()
+    if isinstance(told, BaseException):
+        raise told
+    return told
