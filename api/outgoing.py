@@ -1,32 +1,26 @@
 """Calls out of this process: where no check endpoint may be, and the documents of token issuers."""
 
 import asyncio
-import re
 import socket
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from functools import partial
 from ipaddress import IPv6Address, ip_address
-from urllib.parse import urlsplit
 
 import httpx2
 import structlog
 
-from api.web.guard import is_loopback
 from bridge.clock import Clock
 from bridge.core.errors import StoreError
 from bridge.service.issuers import IssuerAway
 from bridge.store.message_store import TopicAdmin
+from checker.endpoint_guard import Place, is_safe, parse_servers
 
 # --- where Kafka, SQL and this process itself listen ---
 
 _LOG = structlog.get_logger()
 _REFRESH_MS = 30_000
 _LOOK_UP_S = 3.0
-_KAFKA_PORT = 9092
-_SERVER = re.compile(r"(?:[A-Za-z_]+://)?(?:\[(?P<six>[^]]+)\]|(?P<host>[^/]+?))(?::(?P<port>\d+))?")
 _HERE = "this machine"  # has many addresses, and what listens on one of them mostly listens on others too
-
-Place = tuple[str, int]  # host or address, and port
 
 
 class OwnAddresses(Container[Place]):
@@ -88,12 +82,6 @@ class OwnAddresses(Container[Place]):
             return self._addresses.get((host, port), frozenset())
 
 
-def parse_servers(text: str) -> list[Place]:
-    """Of `host:port,PLAINTEXT://host,[::1]:9093`; Kafka's port where none is named."""
-    found = [_SERVER.fullmatch(server.strip()) for server in text.split(",")]
-    return [(match["six"] or match["host"], int(match["port"] or _KAFKA_PORT)) for match in found if match]
-
-
 def _key_of(host: str) -> str:
     """One word for all addresses of this machine; names in lower case and without the root's dot."""
     try:
@@ -122,16 +110,6 @@ def _is_here(address: str) -> bool:
 _TIMEOUT_S = 5.0
 _MOST_BYTES = 256 * 1024
 _WANTED = {"Accept": "application/json", "Accept-Encoding": "identity"}  # what is packed may be any size
-
-
-def is_safe(url: str) -> bool:
-    """Whether what comes from there can be believed: over TLS, or from this machine."""
-    try:
-        parts = urlsplit(url)
-        is_local = parts.scheme == "http" and is_loopback(parts.hostname or "")
-        return bool(parts.hostname) and (parts.scheme == "https" or is_local)
-    except ValueError:
-        return False
 
 
 async def fetch_document(url: str) -> bytes:

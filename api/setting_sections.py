@@ -7,12 +7,11 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
-from api.outgoing import is_safe
 from api.process import LogFormat, LogLevel
 from api.web.limits import QuotaConfig
-from bridge.core.grants import PRINCIPAL_NAME
+from bridge.core.grants import ALGORITHMS, PRINCIPAL_NAME, USUAL_ALGORITHMS
 from bridge.core.keyring import parse_secret_keys, read_key_id
-from bridge.service.issuers import ALGORITHMS, USUAL_ALGORITHMS
+from checker.endpoint_guard import is_safe
 
 Port = Annotated[int, Field(ge=0, le=65_535)]
 # as in a URL, in lower case as browsers send it; without a port: any

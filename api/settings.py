@@ -20,7 +20,6 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
-from api.outgoing import parse_servers
 from api.setting_sections import (
     AuditSettings,
     AuthSettings,
@@ -37,10 +36,10 @@ from api.setting_sections import (
     TracesSettings,
     WebhookSettings,
 )
-from api.web.guard import is_loopback
 from api.web.limits import ByteBudget
 from bridge.core.errors import ConfigError
 from bridge.core.keyring import SecretKey, parse_secret_keys
+from checker.endpoint_guard import is_loopback, parse_servers
 
 # --- secrets from files, as orchestrators mount them: `NAME_file` in the place of NAME ---
 

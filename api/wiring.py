@@ -17,13 +17,12 @@ import structlog
 
 from api.console.site import make_site
 from api.kafka_version import VersionWatch
-from api.outgoing import OwnAddresses, fetch_document, parse_servers
+from api.outgoing import OwnAddresses, fetch_document
 from api.process import GC_THRESHOLD, HeapLoop, forbid_core_dumps, make_heap_acts
 from api.remoting.server import RemotingServer, open_door
 from api.setting_sections import TlsSettings, WebhookSettings, read_secrets
 from api.settings import Settings, shared_settings, show_settings
 from api.web.app import create_app, create_metrics_app
-from api.web.guard import is_loopback
 from api.web.health import make_readiness
 from api.web.limits import HttpLimits
 from api.web.metrics import Exposition, NodeMetrics
@@ -53,7 +52,7 @@ from bridge.store.kafka.admin import KafkaTopicAdmin
 from bridge.store.kafka.options import KafkaConfig, OptionFiles, check_user_options, find_warning
 from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
 from checker.call import CheckCaller
-from checker.endpoint_guard import CallbackPolicy, check_url, parse_networks
+from checker.endpoint_guard import CallbackPolicy, check_url, is_loopback, parse_networks, parse_servers
 from checker.http_caller import HttpCaller, resolve_name
 from checker.service import CallsOfGroup, add_notes
 from checker.webhooks import WebhookTarget

@@ -1,4 +1,4 @@
-"""May this URL, this address be called? Pure; names are resolved by the caller.
+"""May this URL, this address be called? Whose are those of settings? Pure; names are resolved by the caller.
 
 The public internet over https on two ports, and whatever `callbacks.allow_networks` names. A URL is read by a
 grammar stricter than any client's, so that no two parsers can disagree about its host.
@@ -9,11 +9,13 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from bridge.core.errors import ConfigError
 
 Network = IPv4Network | IPv6Network
 Address = IPv4Address | IPv6Address
+Place = tuple[str, int]  # host or address, and port
 
 MAX_URL_LENGTH = 2_000
 ALLOWED_PORTS = frozenset({443, 8443})
@@ -54,7 +56,7 @@ class CallbackPolicy:
     """`allow_networks`: also http and any port there. `denied`: (host or address, port), 0 for all, not even there."""
 
     allow_networks: tuple[Network, ...] = ()
-    denied: Container[tuple[str, int]] = frozenset()
+    denied: Container[Place] = frozenset()
 
 
 class CheckedUrl(NamedTuple):
@@ -154,3 +156,33 @@ def _is_number(host: str) -> bool:
 
 def _is_within(address: Address, networks: Iterable[Network]) -> bool:
     return any(address.version == network.version and address in network for network in networks)
+
+
+# --- addresses of settings ---
+
+_KAFKA_PORT = 9092
+_SERVER = re.compile(r"(?:[A-Za-z_]+://)?(?:\[(?P<six>[^]]+)\]|(?P<host>[^/]+?))(?::(?P<port>\d+))?")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_safe(url: str) -> bool:
+    """Whether what comes from there can be believed: over TLS, or from this machine."""
+    try:
+        parts = urlsplit(url)
+        is_local = parts.scheme == "http" and is_loopback(parts.hostname or "")
+        return bool(parts.hostname) and (parts.scheme == "https" or is_local)
+    except ValueError:
+        return False
+
+
+def parse_servers(text: str) -> list[Place]:
+    """Of `host:port,PLAINTEXT://host,[::1]:9093`; Kafka's port where none is named."""
+    found = [_SERVER.fullmatch(server.strip()) for server in text.split(",")]
+    return [(match["six"] or match["host"], int(match["port"] or _KAFKA_PORT)) for match in found if match]

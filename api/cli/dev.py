@@ -47,6 +47,7 @@ from bridge.broker.ports import FileLock, check_port
 from bridge.core.check_rules import CheckMode
 from bridge.core.errors import StoreTimeout, StoreUnavailable
 from bridge.core.transaction import TransactionState
+from checker.endpoint_guard import is_loopback
 
 if TYPE_CHECKING:
     from api.settings import Settings
@@ -325,7 +326,6 @@ def _make_settings(wishes: DevOptions, folder: Path, bootstrap: str) -> "Setting
     own = load(wishes.config)
     networks = tuple(dict.fromkeys((*own.callbacks.allow_networks, *LOOPBACK)))
     from api.settings import Origin  # noqa: PLC0415  # slow to import
-    from api.web.guard import is_loopback  # noqa: PLC0415  # slow to import
 
     flags: dict[str, Any] = {
         "kafka": {"bootstrap.servers": bootstrap or None},

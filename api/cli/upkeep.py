@@ -4,7 +4,6 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-import structlog
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     from bridge.giving_up import Loss
 
 
-_LOG = structlog.get_logger()
-
 RolesOption = Annotated[
     str, typer.Option("--roles", help="What this process does: api, settler (with the checker), projector, remoting.")
 ]
@@ -57,20 +54,23 @@ def serve(
 
     Needs topics and tables: run `outbox-bridge migrate` once before.
     """
-    from api.process import Ending, configure_logging  # noqa: PLC0415  # slow to import, not needed for calls over HTTP
+    import structlog  # noqa: PLC0415  # slow to import, not needed for calls over HTTP
+
+    from api.process import Ending, configure_logging  # noqa: PLC0415
     from api.settings import find_open_servers  # noqa: PLC0415
-    from api.web.guard import is_loopback  # noqa: PLC0415
     from api.wiring import parse_roles, run_roles  # noqa: PLC0415
+    from checker.endpoint_guard import is_loopback  # noqa: PLC0415
 
     flags = {"http": {"host": host, "port": port}, "insecure_no_auth": insecure_no_auth or None}
     settings = load(config, flags, allow_faults=allow_faults)
     log = configure_logging(settings.log.level, settings.log.format, requests=settings.log.requests)
+    warn = structlog.get_logger()
     if servers := find_open_servers(settings.kafka):
-        _LOG.warning("kafka_not_encrypted", servers=servers, remedy="set kafka.security.protocol to SASL_SSL or SSL")
+        warn.warning("kafka_not_encrypted", servers=servers, remedy="set kafka.security.protocol to SASL_SSL or SSL")
     if settings.http.tls.cert is None and not is_loopback(settings.http.host):
-        _LOG.warning("http_not_encrypted", host=settings.http.host, remedy="set http.tls, or let only a proxy reach it")
+        warn.warning("http_not_encrypted", host=settings.http.host, remedy="set http.tls, or let only a proxy reach it")
     if settings.fault is not None:
-        _LOG.critical("fault_armed", fault=settings.fault)
+        warn.critical("fault_armed", fault=settings.fault)
     ending = Ending(settings.http.drain_seconds)
     try:
         run_loop(

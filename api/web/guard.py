@@ -31,6 +31,7 @@ from bridge.core.grants import Rights
 from bridge.service.access import ANYBODY, AccessService, Caller
 from bridge.service.issuers import BadToken
 from bridge.turns import Recent
+from checker.endpoint_guard import is_loopback
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
@@ -114,14 +115,6 @@ class Doorkeeper:
 def _is_own_form(path: str, host: bytes, origins: Sequence[bytes]) -> bool:
     """Whether a page of ours sends it, to one of ours: browsers say with every POST which page it comes from."""
     return path.startswith(_PAGES) and [origin.partition(b"://")[2] for origin in origins] == [host]
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _without_port(authority: bytes) -> bytes:

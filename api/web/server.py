@@ -15,12 +15,12 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
-from api.web.guard import is_loopback
 from api.web.protocol import BoundedProtocol
 from api.web.road import Road
 from api.web.short_way import ShortWay
 from api.web.transports import Certificates
 from bridge.core.errors import ConfigError
+from checker.endpoint_guard import is_loopback
 
 # --- TLS between a connection and what serves it ---
 # asyncio's own TLS tells of a connection only after its handshake, cannot end one side alone, and waits at the end for

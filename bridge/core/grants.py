@@ -14,6 +14,9 @@ from bridge.core.message import Header, JsonText, Message, read_json_text
 
 _PATTERN = re.compile(r"[A-Za-z0-9._-]{1,249}\*?|\*")
 PRINCIPAL_NAME = "^[A-Za-z0-9._@:-]{1,120}$"
+# signatures of tokens that are verified
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "ES512", "EdDSA", "Ed25519")
+USUAL_ALGORITHMS = ("RS256", "ES256", "EdDSA")
 _is_name = re.compile(PRINCIPAL_NAME[1:-1]).fullmatch
 _MOST_KNOWN, _LONGEST_KNOWN = 10_000, 500
 

@@ -17,11 +17,8 @@ from joserfc.jwk import JWKRegistry, Key, KeySet
 from joserfc.jwt import JWTClaimsRegistry
 
 from bridge.clock import Clock
-from bridge.core.grants import is_principal_name
+from bridge.core.grants import USUAL_ALGORITHMS, is_principal_name
 from bridge.core.message import refuse_constant, unique_members
-
-ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "ES512", "EdDSA", "Ed25519")
-USUAL_ALGORITHMS = ("RS256", "ES256", "EdDSA")
 
 _LOG = structlog.get_logger()
 _LEEWAY_S = 60

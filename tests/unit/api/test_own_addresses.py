@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from api import outgoing
-from api.outgoing import OwnAddresses, parse_servers
+from api.outgoing import OwnAddresses
 from bridge.clock import SystemClock
 from bridge.core.errors import StoreUnavailable
 from bridge.service.issuers import IssuerAway
 from bridge.sql.engine import Database
 from bridge.store.message_store import ClusterDescription, TopicAdmin
-from checker.endpoint_guard import CallbackPolicy, CheckedUrl, check_addresses, check_url, parse_networks
+from checker.endpoint_guard import CallbackPolicy, CheckedUrl, check_addresses, check_url, parse_networks, parse_servers
 
 ANYWHERE = parse_networks(["0.0.0.0/0", "::/0"])
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from api.settings import SETTINGS_FILE, Origin, load_settings, shared_settings, show_settings
-from api.web.guard import is_loopback
 from bridge.core.errors import ConfigError
 from bridge.core.keyring import make_key_text
+from checker.endpoint_guard import is_loopback
 
 
 @pytest.fixture(autouse=True)
