@@ -1,5 +1,6 @@
 """What every test may ask for. Unit tests ask for none of it, so no broker starts for them."""
 
+import gc
 import inspect
 import os
 from collections.abc import Generator, Iterator
@@ -53,6 +54,17 @@ def broker_factory() -> Iterator[BrokerFactory]:
     """Call it for a started broker of this test's own, to kill and pause."""
     with broker_maker() as make:
         yield make
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What thousands of tests are made of stays to the end: nobody looks through it for garbage again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

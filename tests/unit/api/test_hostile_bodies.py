@@ -1,6 +1,7 @@
 """Whatever bytes arrive: never a 500, never an undocumented status."""
 
 import json
+from functools import cache
 from typing import Any
 
 import httpx2
@@ -14,7 +15,6 @@ from tests.support.bad_requests import UNKNOWN_ID
 from tests.support.documented import Documented
 
 APP = create_app(make_services(FakeTransactions()))
-DOCUMENTED = Documented(APP.openapi())
 ROUTES = [
     ("POST", "/v1/transactions"),
     ("POST", "/v1/transactions/batch"),
@@ -50,11 +50,17 @@ _SHAPES = st.recursive(
 _BODIES = st.binary(max_size=200) | _SHAPES.map(lambda shape: json.dumps(shape).encode())
 
 
+@cache
+def documented() -> Documented:
+    """Takes a second to make, which is nothing for those who only look for tests."""
+    return Documented(APP.openapi())
+
+
 def client() -> httpx2.AsyncClient:
     """A client of the application without a socket between."""
     transport = httpx2.ASGITransport(app=APP, raise_app_exceptions=True)
     return httpx2.AsyncClient(
-        base_url="http://localhost", transport=transport, event_hooks={"response": [DOCUMENTED.check]}
+        base_url="http://localhost", transport=transport, event_hooks={"response": [documented().check]}
     )
 
 
