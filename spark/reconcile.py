@@ -168,9 +168,9 @@ def _conclude(spark: SparkSession, options: Options, ledger: RunIndex, run: _Run
     if wrong:
         place = f"{wrong[0]['topic']}-{wrong[0]['partition']}"
         raise Indeterminate(f"{place} was not read as its offsets say", "Run it again.")
-    exit_code = decide_exit(run.findings, options.thresholds, is_strict=options.strict)
+    by_findings = decide_exit(run.findings, options.thresholds, is_strict=options.strict)
     closing = None if run.last is None else run.last.closing
-    summary = make_summary(run.window, measured, run.findings, exit_code, closing)
+    summary = make_summary(run.window, measured, run.findings, by_findings, closing)
     if options.by_receipts:
         summary["sentence"] += _BY_RECEIPTS
     total, standing = summary["books"]["total"], summary["findings"]["total"]
@@ -192,12 +192,13 @@ def _conclude(spark: SparkSession, options: Options, ledger: RunIndex, run: _Run
     write_report(run.folder, run.window, summary, run.findings, repairs=run.judged.repairs, drift=drift)
     tell("report written")
     ledger.add(entry)
-    return RunOutcome(exit_code, run.folder, summary["sentence"])
+    return RunOutcome(summary["exit_code"], run.folder, summary["sentence"])
 
 
 def _choose_window(options: Options, ledger: RunIndex, last: Run | None) -> tuple[Window, Sequence[Path]]:
     """The window, and where it was landed before; nowhere, if it is to be read from Kafka."""
     known = None if last is None else ledger.window_of(last.run)
+    before = ledger.last_window() if known is None else known
     since = {} if known is None else {place: extent.end for place, extent in known.extents.items()}
     if options.window or options.landed:
         window, units = _find_window(options, since)
@@ -205,8 +206,9 @@ def _choose_window(options: Options, ledger: RunIndex, last: Run | None) -> tupl
             check_goes_on(known, window)
         if options.landed is None:
             _check_uncompacted(window)
-        return window, units
-    return take_window(options.kafka, options.internal, options.topics, known), []
+    else:
+        window, units = take_window(options.kafka, options.internal, options.topics, known), []
+    return (window if before is None or options.window else window.after(before)), units
 
 
 def _check_uncompacted(window: Window) -> None:

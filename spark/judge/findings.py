@@ -295,8 +295,9 @@ ADVICE: Mapping[FindingKind, Advice] = {
         "The row is what the producer has committed: compare it with the transaction's timeline.",
     ),
     FindingKind.UNPROVABLE: Advice(
-        "Retention or compaction has removed the proof.",
+        "Retention, compaction, or the owner of a topic that was deleted and made anew, has removed the proof.",
         "Nothing is known to be wrong, and nothing can be shown to be right. Reconcile more often than the topics "
-        "forget, or keep them longer.",
+        "forget, or keep them longer. What a deleted topic held, and consumers still need, the half messages in the "
+        "journal still hold.",
     ),
 }

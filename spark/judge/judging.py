@@ -82,7 +82,7 @@ def link_by_receipts(spark: SparkSession, window: Window, folder: Path, before: 
     `before`: the folders of earlier runs, for records of their windows. Records were read by `real_content_sql`.
     """
     spark.sql(_TOLD_SQL).createOrReplaceTempView("told")
-    told = spark.sql(_NEW_SQL)
+    told = _without_deleted(spark.sql(_NEW_SQL), window)
     _check_hashed(told, spark.table("new_events"))
     linked = [_take(told, spark.table("new_events"))]
     starts = [(*place, extent.start) for place, extent in window.ranges_of(window.real).items()]
@@ -102,6 +102,16 @@ def link_by_receipts(spark: SparkSession, window: Window, folder: Path, before: 
     legs = {name: "COALESCE(found, leg) AS leg" if name == "leg" else name for name in EVENT_TYPES}
     known.selectExpr(*legs.values()).createOrReplaceTempView("new_events")
     spark.table("events").unionAll(found).createOrReplaceTempView("events")
+
+
+def _without_deleted(told: DataFrame, window: Window) -> DataFrame:
+    """Without the places of topics that were deleted: in those of the same name others lie there."""
+    anew = [(*place, extent.anew_ms) for place, extent in window.extents.items() if extent.anew_ms]
+    if not anew:
+        return told
+    made = told.sparkSession.createDataFrame(anew, "topic STRING, part INT, anew_ms BIGINT")
+    known = told.join(broadcast(made), ["topic", "part"], "left").where("told_ms > COALESCE(anew_ms, 0)")
+    return known.select(told.columns)
 
 
 def _linked_before(before: Sequence[Path]) -> list[Path]:

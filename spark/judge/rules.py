@@ -11,17 +11,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from spark.judge.history import FINAL, Match, Pair, TransactionHistory, lives, match, replay, why_not_unpublished
-from spark.read.envelope import (
-    APPEND_TIME,
-    ROLLBACK,
-    Event,
-    OffsetRange,
-    OpState,
-    QueuePlace,
-    ReceiptRow,
-    Scope,
-    queue_of,
-)
+from spark.read.envelope import APPEND_TIME, ROLLBACK, Event, OpState, QueuePlace, ReceiptRow, Scope, queue_of
 
 
 class FindingKind(StrEnum):
@@ -142,7 +132,7 @@ def _absence(pair: Pair, last: Event, scope: Scope) -> tuple[FindingKind | None,
     """What the absence of a message proves, and the place its receipt names."""
     receipt = pair.receipt
     where = _tell_receipt(receipt)
-    is_young = scope.now_ms - last.ms <= scope.graces.settle_ms
+    is_young = _is_young(last, scope)
     if receipt is None or receipt.off is None:
         return _absence_anywhere(pair, scope, is_young=is_young), where
     extent = scope.extents.get(QueuePlace(receipt.topic, receipt.part))
@@ -151,10 +141,12 @@ def _absence(pair: Pair, last: Event, scope: Scope) -> tuple[FindingKind | None,
         return None if is_added else FindingKind.UNPROVABLE, f"{where} (not read)"
     if receipt.off < extent.start or extent.is_compacted:
         return FindingKind.UNPROVABLE, where
-    if receipt.off < extent.end:
-        return FindingKind.MISSING, where
-    # an open Kafka transaction of anybody holds up all readers: it may be there
-    return None if is_young else FindingKind.MISSING, f"{where} (consumers can read to {extent.end} only)"
+    if receipt.off >= extent.end and is_young:
+        return None, where  # an open Kafka transaction of anybody holds up all readers: it may be there
+    if last.ms <= extent.anew_ms:
+        return FindingKind.UNPROVABLE, f"{where} (the topic was deleted, and made anew, since)"
+    behind = "" if receipt.off < extent.end else f" (consumers can read to {extent.end} only)"
+    return FindingKind.MISSING, where + behind
 
 
 def _absence_anywhere(pair: Pair, scope: Scope, *, is_young: bool) -> FindingKind | None:
@@ -162,7 +154,7 @@ def _absence_anywhere(pair: Pair, scope: Scope, *, is_young: bool) -> FindingKin
     part = pair.message.part if pair.receipt is None else pair.receipt.part
     places = [place for place in scope.extents if place.topic == pair.message.topic and part in {None, place.part}]
     extents = [scope.extents[place] for place in places]
-    if not extents or scope.by_receipts or any(extent.start > 0 or extent.is_compacted for extent in extents):
+    if not extents or scope.by_receipts or any(one.start > 0 or one.is_compacted or one.anew_ms for one in extents):
         return FindingKind.UNPROVABLE
     return None if is_young else FindingKind.MISSING
 
@@ -354,16 +346,12 @@ def _parked_with_its_message(story: TransactionHistory, scope: Scope) -> Iterato
     extents = [extent for place, extent in scope.extents.items() if place.topic == scope.parked_topic]
     if last.parked is None:
         yield Found(FindingKind.BAD_PARK, "no parked message", (half, last, *story.copies))
-    elif any(last.parked < extent.start for extent in extents):
+    elif _is_young(last, scope) and any(last.parked >= extent.end for extent in extents):
+        return  # it is behind the end that was read
+    elif any(last.parked < extent.start or last.ms <= extent.anew_ms for extent in extents):
         yield Found(FindingKind.UNPROVABLE, f"parked message {last.parked} is no longer kept", (half, last))
-    elif not _may_come(last, extents, scope):
+    else:
         yield Found(FindingKind.BAD_PARK, f"nothing at parked offset {last.parked}", (half, last, *story.copies))
-
-
-def _may_come(last: Event, extents: Sequence[OffsetRange], scope: Scope) -> bool:
-    """Whether the parked copy is behind the end that was read, and that for a short time only."""
-    is_young = scope.now_ms - last.ms <= scope.graces.settle_ms
-    return is_young and any((last.parked or 0) >= extent.end for extent in extents)
 
 
 def _checked_as_agreed(story: TransactionHistory, scope: Scope) -> Iterator[Found]:

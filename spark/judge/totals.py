@@ -163,13 +163,13 @@ class PartitionStats:
 def is_header_missing(spark: SparkSession, look: PartitionStats, window: Window) -> bool:
     """Whether op messages name records among those that were read now, and none of these names its transaction.
 
-    Of what compaction may have removed nothing is known.
+    Of what compaction, or whoever made the topic anew, may have removed nothing is known.
     """
     told, visible, foreign = (any(row[name] for row in look.rows.values()) for name in ("told", "visible", "foreign"))
     if visible or not (told and foreign):
         return False
     named = spark.sql(f"SELECT inline(receipts) AS (topic, part, off) FROM new_events WHERE leg = {Evidence.OP}")
-    kept = {place: extent for place, extent in window.extents.items() if not extent.is_compacted}
+    kept = {place: extent for place, extent in window.extents.items() if not (extent.is_compacted or extent.anew_ms)}
     return not within(named, replace(window, extents=kept)).isEmpty()
 
 

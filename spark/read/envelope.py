@@ -5,7 +5,7 @@ Hashes have 52 bits, so that thousands of them add up in 64. No key, value or he
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -30,7 +30,8 @@ class OffsetRange:
     `start` was ever removed or left out. `is_compacted`: records may vanish one by one. `has_append_time`: the
     topic's own clock overrules timestamps. `epoch`: the leader's, by which a log that was cut below `end` is known
     however far it has grown since; `start_epoch`: that of the window that ended where this one starts; -1: not noted.
-    `given_up`: what lies below is of a log that an operator has given up, for journal and op topic.
+    `given_up`: what lies below is of a log that an operator has given up, for journal and op topic. `anew_ms`: until
+    then the topic may have been another one of the same name, that was deleted since; 0: none is known.
     """
 
     start: int
@@ -43,6 +44,11 @@ class OffsetRange:
     epoch: int = -1
     start_epoch: int = -1
     given_up: int = 0
+    anew_ms: int = 0
+
+    def as_anew(self, until_ms: int) -> "OffsetRange":
+        """The same of a topic of which this is known. What it was before cannot be read any more."""
+        return replace(self, anew_ms=until_ms, is_whole=False) if until_ms > self.anew_ms else self
 
 
 @dataclass(frozen=True, slots=True)

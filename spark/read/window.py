@@ -69,6 +69,16 @@ class Window:
             self, extents={p: replace(e, given_up=given_up.get(p, e.given_up)) for p, e in self.extents.items()}
         )
 
+    def after(self, last: "Window") -> "Window":
+        """The same, knowing which topics were made anew since the `last` run of the folder, or before: what had been
+        published to them went with them. With another journal it was a run on another bridge."""
+        ids = self.topic_ids
+        if last.taken_ms >= self.taken_ms or last.topic_ids.get(last.half) != ids.get(self.half):
+            return self
+        known = {place.topic: extent.anew_ms for place, extent in last.extents.items()}
+        known |= {topic: self.taken_ms for topic, one in last.topic_ids.items() if ids.get(topic, one) != one}
+        return replace(self, extents={p: e.as_anew(known.get(p.topic, 0)) for p, e in self.extents.items()})
+
     def make_origins(self) -> dict[QueuePlace, OffsetRange]:
         """Its extents for runs that go on from here: of a queue that held nothing, all is read that comes later."""
         begun = {place: self.taken_ms if place.topic == self.half else 0 for place in self.extents}

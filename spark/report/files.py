@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from spark.errors import BadUsage, Indeterminate
+from spark.errors import BadUsage, Indeterminate, ReconcileError
 from spark.judge import findings as found
 from spark.judge.findings import CLEARED, FINDINGS_FILE, NEW, Finding, encode_findings, encode_lines, show_time
 from spark.judge.rules import FindingKind
@@ -121,6 +121,13 @@ class RunIndex:
         except OSError as error:
             raise Indeterminate(f"run {run} has lost its {WINDOW_FILE}: {error.strerror}", _ANEW) from error
 
+    def last_window(self) -> Window | None:
+        """What the newest run has read, if that can still be told: a new beginning does not need it."""
+        try:
+            return None if self.last is None else self.window_of(self.last.run)
+        except ReconcileError:
+            return None
+
     def chain_of(self, entry: Run) -> list[int]:
         """The runs whose windows follow each other, up to this one."""
         return [known.run for known in self.entries if entry.begins <= known.run <= entry.run]
@@ -164,21 +171,30 @@ class Measured:
 def make_summary(
     window: Window, measured: Measured, findings: Sequence[Finding], exit_code: int, closing: int | None = None
 ) -> dict[str, Any]:
-    """`summary.json`; its schema is `templates/summary.schema.json`. `closing`: what the last run left not final."""
+    """`summary.json`; its schema is `templates/summary.schema.json`. `closing`: what the last run left not final.
+
+    `exit_code`: by the findings alone. Where not all that was left is found again nobody knows what became of it.
+    """
     groups = {name: _balance(book) for name, book in measured.books.items()}
     total = _balance({name: sum(book[name] for book in measured.books.values()) for name in BOOK_COLUMNS})
     standing = [finding for finding in findings if finding.state != CLEARED]
     by_place = Counter((finding.kind, finding.topic or "") for finding in standing)
+    carried = None if closing is None else {"closing": closing, "is_right": closing == total["opening"]}
+    sentence = _tell(total, standing, exit_code)
+    if carried is not None and not carried["is_right"]:
+        both = f"the last run left {show_counted(closing or 0, 'transaction')} not final, this one began with"
+        lost = f"The books do not carry over: {both} {total['opening']:,}."
+        exit_code, sentence = found.FINDINGS, f"{lost} {sentence}" if standing else lost
     return {
         "v": 1,
         "exit_code": exit_code,
-        "sentence": _tell(total, standing, exit_code),
+        "sentence": sentence,
         "window": {"taken_at": show_time(window.taken_ms), "first_at": _first_at(window), "topics": window.real},
         "books": {
             "groups": groups,
             "topics": [{**row, **_balance(row)} for row in measured.topics],
             "total": total,
-            "carried_over": None if closing is None else {"closing": closing, "is_right": closing == total["opening"]},
+            "carried_over": carried,
         },
         "fingerprint": dict(measured.fingerprint),
         "findings": {

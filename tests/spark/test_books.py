@@ -46,12 +46,14 @@ WINDOW = Window(
     ],
 )
 def test_topics_without_the_header_are_noticed(spark: SparkSession, events: list[Event], is_missing: bool) -> None:
-    """Else every commit there would be called missing. Of a compacted topic others may have replaced all of them."""
+    """Else every commit there would be called missing. Of a compacted topic others may have replaced all of them,
+    and of one that was made anew nothing is left."""
     show_views(spark, events)
     assert totals.is_header_missing(spark, totals.look_at(spark), WINDOW) is is_missing
     place = QueuePlace("orders", 0)
-    compacted = {**WINDOW.extents, place: replace(WINDOW.extents[place], is_compacted=True)}
-    assert not totals.is_header_missing(spark, totals.look_at(spark), replace(WINDOW, extents=compacted))
+    for members in ({"is_compacted": True}, {"anew_ms": NOW_MS}):
+        removed = {**WINDOW.extents, place: replace(WINDOW.extents[place], **members)}
+        assert not totals.is_header_missing(spark, totals.look_at(spark), replace(WINDOW, extents=removed))
 
 
 def test_record_that_was_copied_in_a_loop_is_told(spark: SparkSession) -> None:

@@ -14,11 +14,14 @@ from pyspark.sql import SparkSession
 
 from bridge.core.topics import InternalTopics, with_prefix
 from spark.errors import BadUsage, Indeterminate
+from spark.options import Options
 from spark.read import offsets
 from spark.read.envelope import QueuePlace
 from spark.read.offsets import take_window
 from spark.read.sources import KafkaAccess, land_kafka
-from spark.read.window import Window
+from spark.read.window import WINDOW_FILE, Window, encode_window
+from spark.reconcile import _choose_window
+from spark.report.files import Run, RunIndex
 from tests.support.bridge_process import create_topics, wait_until
 from tests.support.broker import BrokerFactory
 from tests.support.kafka_cluster import KafkaCluster, running_cluster
@@ -101,6 +104,29 @@ def test_topic_that_was_made_anew_is_told(cluster: Cluster, records: int) -> Non
     cluster.put(records)
     with pytest.raises(BadUsage, match="was made anew"):
         cluster.take(last=cluster.last)
+
+
+def test_topic_that_was_made_anew_is_known_in_a_new_beginning(cluster: Cluster, tmp_path: Path) -> None:
+    """As a run with `--since-last` advises: what its owner has deleted is no loss of the bridge. Where the last run has
+    lost its window nobody knows, and the new beginning goes on."""
+    ledger = RunIndex.open(tmp_path)
+    number, folder = ledger.make_folder()
+    (folder / WINDOW_FILE).write_text(encode_window(cluster.last))
+    ledger.add(Run(number, number, "then", 0, 0, 0, 0))
+    cluster.delete()
+    create_topics(cluster.kafka, {cluster.orders: 1})
+    cluster.put(9)
+
+    def choose() -> Window:
+        options = Options(tmp_path, cluster.internal, cluster.options, topics=[cluster.orders])
+        return _choose_window(options, RunIndex.open(tmp_path), None)[0]
+
+    window = choose()
+    told = {place.topic: (extent.anew_ms, extent.is_whole) for place, extent in window.extents.items()}
+    internal = dict.fromkeys((cluster.internal.half, cluster.internal.op, cluster.internal.parked), (0, True))
+    assert told == {**internal, cluster.orders: (window.taken_ms, False)}
+    (folder / WINDOW_FILE).unlink()
+    assert not any(extent.anew_ms for extent in choose().extents.values())
 
 
 def test_topic_that_has_lost_its_newest_records_is_not_called_another(cluster: Cluster) -> None:

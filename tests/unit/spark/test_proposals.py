@@ -29,6 +29,7 @@ from tests.support.verdict_cases import RIGHT, WRONG
 
 CASES = RIGHT | {name: events for name, (events, _) in WRONG.items()}
 NOT_READ = replace(SCOPE, extents={p: e for p, e in SCOPE.extents.items() if p.topic not in {"orders", "credits"}})
+ANEW = replace(SCOPE, extents={p: e.as_anew(NOW_MS) if p.topic == "orders" else e for p, e in SCOPE.extents.items()})
 NEVER_PUBLISHED = [half(), commit()]
 
 
@@ -105,6 +106,7 @@ def test_lost_op_message_of_a_visible_commit_is_told_as_such() -> None:
     [
         pytest.param(beyond("orders"), "records of orders were removed", id="retention"),
         pytest.param(with_extent(SCOPE, "orders", is_compacted=True), "records of orders were removed", id="compacted"),
+        pytest.param(ANEW, "records of orders were removed", id="made anew"),
         pytest.param(NOT_READ, "orders was not read", id="not read"),
         pytest.param(replace(SCOPE, by_receipts=True), "records do not name their transactions", id="no header"),
         pytest.param(beyond(HALF), "an earlier half message may have been removed", id="journal"),

@@ -32,6 +32,18 @@ def test_what_the_last_run_left_is_compared() -> None:
     assert make_summary(WINDOW, measure(), [], PASS)["books"]["carried_over"] is None
 
 
+@pytest.mark.parametrize(("kinds", "exit_code"), [("", PASS), ("UNPROVABLE", WARNINGS)])
+def test_books_that_do_not_carry_over_are_no_pass(kinds: str, exit_code: int) -> None:
+    """What became of the transaction that got lost nobody knows: the exit code and the first sentence say so."""
+    findings = [find(kind) for kind in kinds.split()]
+    summary = make_summary(WINDOW, measure(opening=3, open=4), findings, exit_code, 4)
+    assert summary["exit_code"] == FINDINGS
+    lost = "The books do not carry over: the last run left 4 transactions not final, this one began with 3."
+    assert summary["sentence"].startswith(lost)
+    assert "Everything" not in summary["sentence"]
+    assert make_summary(WINDOW, measure(opening=4, open=5), findings, exit_code, 4)["exit_code"] == exit_code
+
+
 def find(kind: str, state: str = NEW) -> Finding:
     return Finding(f"{kind}-{state}", kind, "detail", "shop", "orders", [], "then", state)
 

@@ -59,6 +59,9 @@ def test_every_kind_of_one_transaction_is_tried() -> None:
         pytest.param([half(), commit(), COMMITTED], "orders", {"start": 101}, id="record beyond retention"),
         pytest.param([half(), commit(), COMMITTED], "orders", {"is_compacted": True}, id="record compacted away"),
         pytest.param([half(), commit(), UNSURE], "orders", {"start": 101}, id="beyond retention, no offset known"),
+        pytest.param([half(), commit(), COMMITTED], "orders", {"anew_ms": NOW_MS}, id="topic made anew"),
+        pytest.param([half(), commit(), UNSURE], "orders", {"anew_ms": NOW_MS}, id="topic made anew, no offset known"),
+        pytest.param([half(), op("PARKED", cause=25, parked=5)], PARKED, {"anew_ms": NOW_MS}, id="parked topic anew"),
         pytest.param([half(), commit(), UNSURE], "orders", {"is_compacted": True}, id="compacted, no offset known"),
         pytest.param(
             [half(), record(), op("COMMITTED", half=4, cause=5)],

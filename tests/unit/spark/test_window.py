@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,28 @@ def test_queue_that_held_nothing_is_known_from_its_window_on() -> None:
         extents={QueuePlace("half", 0): OffsetRange(4, 4, 4), QueuePlace("half", 1): OffsetRange(4, 9, 9, first_ms=3)},
     )
     assert [extent.first_ms for extent in window.make_origins().values()] == [5, 3]
+
+
+@pytest.mark.parametrize(
+    ("members", "anew_ms"),
+    [
+        pytest.param({}, 9, id="made anew"),
+        pytest.param({"taken_ms": 9}, 0, id="an older window read again"),
+        pytest.param({"topic_ids": {"half": "J", "orders": "A"}}, 0, id="another bridge"),
+        pytest.param({"topic_ids": {}}, 0, id="of an older release"),
+    ],
+)
+def test_topic_that_was_made_anew_is_known_by_its_id(members: dict[str, Any], anew_ms: int) -> None:
+    """In every later run of the folder, too, and in no other topic; with another journal it was another bridge."""
+    orders = QueuePlace("orders", 1)
+    last = replace(WINDOW, **{"topic_ids": {"half": "H", "orders": "A"}, **members})
+    now = replace(WINDOW, taken_ms=9, topic_ids={"half": "H", "orders": "B"}).after(last)
+    later = replace(WINDOW, taken_ms=12, topic_ids=now.topic_ids).after(decode_window(encode_window(now)))
+    for window in (now, later):
+        assert {place: extent.anew_ms for place, extent in window.extents.items() if extent.anew_ms} == (
+            {orders: anew_ms} if anew_ms else {}
+        )
+        assert window.extents[orders].is_whole is not bool(anew_ms)
 
 
 @pytest.mark.parametrize(
