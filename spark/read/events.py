@@ -171,10 +171,13 @@ def write_carry(spark: SparkSession, folder: Path, window: Window, others: Seque
 
 
 def _ahead_sql(window: Window) -> str:
-    """What was decided behind the journal's end of this window: its half message or its end is still to be read."""
-    journal = window.ranges_of([window.half])
+    """What was decided behind the journal's end of this window: its half message or its end is still to be read; or a
+    repeat, after which the op message, which names the first half message, was written again."""
+    journal, op = window.ranges_of([window.half]), window.ranges_of([window.op])
     ends = " ".join(f"WHEN {place.part} THEN {extent.end}" for place, extent in journal.items())
-    return f"SELECT DISTINCT tx FROM events WHERE leg = {Evidence.OP} AND GREATEST(half, cause) >= CASE part {ends} END"
+    seen = " ".join(f"WHEN {place.part} THEN {extent.seen}" for place, extent in op.items())
+    is_ahead = f"GREATEST(half, cause) >= CASE part {ends} END OR off >= CASE part {seen} END"
+    return f"SELECT DISTINCT tx FROM events WHERE leg = {Evidence.OP} AND ({is_ahead})"
 
 
 def _find_repeated(spark: SparkSession, landed: IngestedEvents) -> list[Row]:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from spark.judge.fold import fold_sql
 from spark.judge.totals import booked_sql
 from spark.read.envelope import EVENT_TYPES, Event, OffsetRange, OpState, QueuePlace
+from spark.read.events import _ahead_sql
 from spark.read.window import Window
-from tests.support.envelope_rows import HALF, NOW_MS, OP, PARKED, commit, half, op, record
+from tests.support.envelope_rows import HALF, NOW_MS, OP, PARKED, TX, commit, half, op, record
 
 duckdb = pytest.importorskip("duckdb", reason="DuckDB is not installed")
 
@@ -69,3 +70,11 @@ def test_half_message_read_after_its_op_message_is_booked_with_it(database: Any)
     window = make_window(0)
     later = replace(window, extents={**window.extents, QueuePlace(OP, 0): OffsetRange(40, 1_000, 1_000)})
     assert book(database, [*_START, op("COMMITTED"), op("PREPARED", off=50)], later) == [("committed", False)]
+
+
+def test_transaction_whose_repeat_is_still_to_be_read_is_carried(database: Any) -> None:
+    """The op message written again after the repeat was read before it: alone, the repeat would seem undecided."""
+    places = {QueuePlace(HALF, 0): OffsetRange(0, 25, 25), QueuePlace(OP, 0): OffsetRange(0, 50, 35)}
+    for off, carried in ((34, []), (35, [(TX,)])):
+        book(database, [*_START, op("COMMITTED"), op("COMMITTED", off=off)], make_window(0))
+        assert database.execute(_ahead_sql(replace(make_window(0), extents=places))).fetchall() == carried
