@@ -21,7 +21,20 @@ from spark.read.window import Window
 from spark.reconcile import reconcile
 from spark.selftest.run import Injector, SeededTopics, compare_truth, groups_document, make_tales, write_records
 from spark.selftest.seeded import Scenario, ScenarioStep
-from tests.support.envelope_rows import END_MS, HALF, OP, PARKED, SCOPE, TX, commit, half, op, record, with_extent
+from tests.support.envelope_rows import (
+    END_MS,
+    HALF,
+    NOW_MS,
+    OP,
+    PARKED,
+    SCOPE,
+    TX,
+    commit,
+    half,
+    op,
+    record,
+    with_extent,
+)
 from tests.support.run_views import make_frame, show_views
 
 # told of by nobody, so nobody's
@@ -86,10 +99,12 @@ def test_everything_that_receipts_can_show_is_found(spark: SparkSession, kafka: 
     assert sum(foreign.values()) < sum(row["rows"] for row in partitions) / 2
 
 
-def link(spark: SparkSession, folder: Path, events: Sequence[Event], *before: Path, start: int = 0) -> list[Event]:
+def link(
+    spark: SparkSession, folder: Path, events: Sequence[Event], *before: Path, start: int = 0, anew_ms: int = 0
+) -> list[Event]:
     """The visible records afterwards, of a window that begins in real topics at `start`."""
     show_views(spark, events)
-    scope = with_extent(SCOPE, "orders", start=start)
+    scope = with_extent(SCOPE, "orders", start=start, anew_ms=anew_ms)
     link_by_receipts(spark, Window(HALF, OP, PARKED, scope.now_ms, scope.extents), folder, before)
     rows = spark.table("events").where(f"leg = {Evidence.VISIBLE}").collect()
     return [Event(*row) for row in rows]
@@ -116,6 +131,15 @@ def test_record_and_receipt_may_lie_in_two_windows(spark: SparkSession, tmp_path
     now = [half(), commit(), op("COMMITTED")]
     assert link(spark, tmp_path / "1", now, earlier, start=500) == [FOUND]
     assert link(spark, tmp_path / "2", [*now, FOUND], earlier, start=500) == [FOUND]
+
+
+def test_place_in_a_topic_that_was_deleted_names_no_record(spark: SparkSession, tmp_path: Path) -> None:
+    """In the one that was made anew somebody else's lies there, which is not what was prepared."""
+    events = [half(), commit(), op("COMMITTED"), NOBODYS]
+    assert link(spark, tmp_path / "1", events, anew_ms=END_MS) == [FOUND]
+    assert link(spark, tmp_path / "2", events, anew_ms=NOW_MS) == []
+    (found,) = judge(TX, events[:3], with_extent(SCOPE, "orders", anew_ms=NOW_MS))
+    assert "deleted, and made anew" in found.detail
 
 
 def test_record_belongs_to_one_transaction(spark: SparkSession, tmp_path: Path) -> None:
