@@ -267,7 +267,7 @@ def refusal_of(problem: Problem) -> Refused:
     return leaf(problem)
 
 
-_CONSTRAINT, _ROLLED_BACK, _COMPLETION_UNKNOWN = "23", "40", "40003"
+_REFUSING_CLASSES, _COMPLETION_UNKNOWN = ("23", "40", "P0"), "40003"
 _REFUSALS = frozenset({"IntegrityError", "PendingRollbackError"})
 _DEADLOCK_ARGS = (1213,)  # MariaDB's number for 40001, which its drivers leave out; what Galera says to a commit
 _READ_ONLY, _READ_ONLY_ARGS = "25006", ((1290,), (1836,))  # PostgreSQL's SQLSTATE; numbers of MariaDB and MySQL
@@ -295,8 +295,9 @@ def is_read_only(error: BaseException) -> bool:
 
 
 def _is_refusal(state: str) -> bool:
-    """Source: SQL standard, classes 23 (constraint violated) and 40 (rolled back)."""
-    return state.startswith((_CONSTRAINT, _ROLLED_BACK)) and state != _COMPLETION_UNKNOWN
+    """Source: SQL standard, classes 23 (constraint violated) and 40 (rolled back); PostgreSQL, P0 (PL/pgSQL, such as a
+    RAISE in a constraint trigger that is deferred to the commit)."""
+    return state.startswith(_REFUSING_CLASSES) and state != _COMPLETION_UNKNOWN
 
 
 def _sqlstate(error: BaseException) -> str | None:

@@ -191,12 +191,26 @@ def test_first_shop_of_the_documents_writes_nothing_after_it_answered_rollback(
     database.close()
 
 
+def run_django(folder: Path, bridge: CannedServer, script: str) -> str:
+    """What is printed by a script in the shop's folder, at its empty tables."""
+    copy_without_traces("django-orders", folder)
+    begin = """
+import os
+os.environ["DJANGO_SETTINGS_MODULE"] = "store.settings"
+from store import settings
+"""
+    settings = {"BRIDGE_URL": bridge.url, "CHECK_SECRETS": _SECRET, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", begin + script], cwd=folder / "django-orders", env=os.environ | settings,
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.stderr == ""
+    return done.stdout
+
+
 def test_order_of_django_stays_committed_whose_hook_fails(tmp_path: Path, bridge: CannedServer) -> None:
     """What `on_commit` was told runs after the commit: a constraint that it violates takes no message back."""
-    copy_without_traces("django-orders", tmp_path)
     script = """
-import os, sys
-os.environ["DJANGO_SETTINGS_MODULE"] = "store.settings"
 import django
 django.setup()
 from django.core.management import call_command
@@ -215,10 +229,32 @@ try:
 except LocalCommitUnknown:
     print("unknown,", Order.objects.count(), "order")
 """
-    settings = {"BRIDGE_URL": bridge.url, "CHECK_SECRETS": _SECRET, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path / "django-orders", env=os.environ | settings,
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert (done.stdout, done.stderr) == ("unknown, 1 order\n", "")
+    assert run_django(tmp_path, bridge, script) == "unknown, 1 order\n"
     assert ends(bridge) == []
+
+
+def test_block_of_django_is_in_the_database_that_the_router_names(tmp_path: Path, bridge: CannedServer) -> None:
+    """Else orders and records would be committed one by one: a record then says so of an order that is not there."""
+    script = """
+settings.DATABASES["shop"] = settings.DATABASES["default"] | {"NAME": "shop.db"}
+settings.DATABASE_ROUTERS = ["__main__.Router"]
+class Router:
+    def db_for_write(self, model, **hints): return "shop"
+    db_for_read = db_for_write
+import django
+django.setup()
+from django.core.management import call_command
+call_command("migrate", verbosity=0, database="shop")
+from outbox import LocalCommitUnknown
+from store.bridging import AtomicSession, bridge
+from store.models import Order, TransactionRecord
+class Dies(AtomicSession):
+    def commit(self): raise KeyError
+try:
+    with Dies() as session, bridge.transaction(session) as transaction:
+        Order.objects.create(order_id="42", cents=10)
+        transaction.send("orders.created", key="42")
+except LocalCommitUnknown:
+    print(Order.objects.count(), TransactionRecord.objects.count())
+"""
+    assert run_django(tmp_path, bridge, script) == "0 0\n"

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from django.conf import settings
-from django.db import IntegrityError
+from django.db import IntegrityError, router
 from django.db.transaction import atomic, on_commit
 from sqlalchemy import create_engine
 
@@ -22,10 +22,11 @@ from store import models
 
 
 class AtomicSession:
-    """An `atomic` block, the outermost, that is ended by `commit` or `rollback`."""
+    """An `atomic` block, the outermost, that is ended by `commit` or `rollback`; in the database of the records."""
 
     def __init__(self) -> None:
-        self._atomic = atomic(durable=True)
+        self.using = router.db_for_write(models.TransactionRecord)
+        self._atomic = atomic(self.using, durable=True)
         self._is_open = False
         self._is_committed = False
 
@@ -50,7 +51,7 @@ class AtomicSession:
     def __enter__(self) -> Self:
         self._atomic.__enter__()
         self._is_open = True
-        on_commit(self._note_commit)  # the first of them
+        on_commit(self._note_commit, self.using)  # the first of them
         return self
 
     def __exit__(
@@ -76,7 +77,7 @@ class OrmRecord:
     def write(self, session: AtomicSession, transaction_id: str, producer_group: str) -> None:
         """Raises LocalTransactionBarred if a check came first; in a broken atomic block, what Django raises."""
         try:
-            models.TransactionRecord.objects.create(
+            models.TransactionRecord.objects.using(session.using).create(
                 transaction_id=transaction_id,
                 producer_group=producer_group,
                 state=WRITTEN,

@@ -26,6 +26,7 @@ def wrapped(
         wrapped(psycopg.errors.UniqueViolation(), sqlalchemy.exc.IntegrityError),
         wrapped(psycopg.errors.SerializationFailure()),
         wrapped(psycopg.errors.DeadlockDetected()),
+        wrapped(psycopg.errors.RaiseException("unbalanced"), sqlalchemy.exc.ProgrammingError),
         wrapped(sqlite3.IntegrityError("FOREIGN KEY constraint failed"), sqlalchemy.exc.IntegrityError),
         psycopg.errors.ForeignKeyViolation(),
         wrapped(pymysql.err.OperationalError(1213, "Deadlock found when trying to get lock")),
