@@ -116,7 +116,11 @@ class NotPrepared(OutboxError):
 
 
 class AlreadyEnded(OutboxError):
-    """The idempotency key names a transaction that has ended, so the local transaction was not committed (again)."""
+    """The idempotency key names a transaction that has ended, so the local transaction was not committed (again).
+
+    `state`: COMMITTED, an earlier run has done the work; ROLLED_BACK, it came to nothing, and so would each other under
+    this key; PARKED, an operator decides.
+    """
 
     def __init__(self, transaction_id: str, state: str) -> None:
         super().__init__(transaction_id, state)
@@ -124,7 +128,8 @@ class AlreadyEnded(OutboxError):
         self.state = state
 
     def __str__(self) -> str:
-        return f"transaction {self.transaction_id} is {self.state} already"
+        remedy = ": that run came to nothing, begin another under another key" if self.state == "ROLLED_BACK" else ""
+        return f"transaction {self.transaction_id} is {self.state} already{remedy}"
 
 
 class Contradicted(OutboxError):

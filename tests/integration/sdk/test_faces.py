@@ -263,6 +263,20 @@ async def test_repeat_of_an_ended_block_commits_nothing(bridge: SocketBridge, ma
     assert published(bridge, first.result.transaction_id) == [b"once"]
 
 
+async def test_key_of_a_run_that_came_to_nothing_names_the_remedy(
+    bridge: SocketBridge, make_twin: MakeTwin, group: str
+) -> None:
+    """Rolled back by a check, say: a task that is retried under this key would be taken for done."""
+    twin = make_twin(bridge.url, group)
+    message = Message("orders", value="v", key=group)
+    prepared = await twin.do("prepare", message, idempotency_key="task-1")
+    await twin.do("rollback", prepared.transaction_id)
+    with pytest.raises(AlreadyEnded, match="under another key"):
+        await twin.block(twin.session(), lambda transaction: transaction.add(message), idempotency_key="task-1")
+    again = await twin.block(twin.session(), lambda transaction: transaction.add(message), idempotency_key="task-1-2")
+    assert again.result.state is TransactionState.COMMITTED
+
+
 async def test_each_block_needs_a_transaction_of_its_own(bridge: SocketBridge, make_twin: MakeTwin, group: str) -> None:
     """What is sent behind the block, or in a second one, would be lost in silence."""
     twin = make_twin(bridge.url, group)
