@@ -309,7 +309,8 @@ _COMMIT_INSIDE: Final = (
     "commit after the `with` block of the inbox: what comes later in the block would not belong to it"
 )
 _COMMIT_FAILED: Final = (
-    "the `with` block of the inbox failed: roll back, a commit would keep its message as seen without what it causes"
+    "the `with` block of the inbox failed: roll back, a commit would keep its message as seen without what it causes,"
+    " or that without the message"
 )
 
 
@@ -346,10 +347,10 @@ class _OnceBlock(Generic[T]):
         if guard is None:
             return
         is_over, is_split = guard.is_over, guard.is_split
-        if self._is_lost or (error is None and not is_over and not is_split):
-            guard.disarm()
-        else:
+        if guard.written if self._is_lost else error is not None or is_over or is_split:
             guard.fail(guard.disarm, _COMMIT_FAILED)
+        else:
+            guard.disarm()
         if error is None and (self._is_lost or is_over):
             raise Misuse("the session was rolled back or closed in the `with` block of the inbox")
         if error is None and is_split:
@@ -357,6 +358,8 @@ class _OnceBlock(Generic[T]):
 
     def _note_lost(self) -> None:
         self._is_lost = True
+        if self._guard is not None:
+            self._guard.written = set()  # what comes now is without the message
 
 
 class Once(_OnceBlock[T]):

@@ -22,7 +22,8 @@ INBOX_REMEDY = (
     "`python -m outbox.ddl` shows its SQL"
 )
 FAILED = (
-    "the `with` block of the inbox failed: roll back, a commit would keep its message as seen without what it causes"
+    "the `with` block of the inbox failed: roll back, a commit would keep its message as seen without what it causes,"
+    " or that without the message"
 )
 
 
@@ -99,6 +100,15 @@ def commit_what_failed(desk: Desk) -> None:
     session.commit()
 
 
+def commit_what_came_after_a_roll_back(desk: Desk) -> None:
+    """As a handler does that rolls back at an error and goes on, in a loop that logs what its messages raise."""
+    session = Session(desk.engine)
+    with contextlib.suppress(outbox.Misuse), Inbox("stamps").once(session, "m-1"):
+        session.rollback()
+        session.execute(desk.table.insert().values(consumer="other", message_id="m-1", at_ms=0))
+    session.commit()
+
+
 Use = Callable[[Desk], Any]
 
 USES: dict[str, tuple[Use, str, str]] = {
@@ -172,6 +182,7 @@ USES: dict[str, tuple[Use, str, str]] = {
         "the session was rolled back or closed in the `with` block of the inbox",
     ),
     "commit of what failed in the inbox": (commit_what_failed, "Misuse", FAILED),
+    "commit of what came after a roll back": (commit_what_came_after_a_roll_back, "Misuse", FAILED),
     "inbox cleaned at once": (
         lambda desk: Inbox("stamps").clean(desk.engine, keep_days=0),
         "OutboxConfigError",
