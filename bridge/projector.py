@@ -276,6 +276,7 @@ class Projector:
         self._config = config or ProjectorConfig()
         self._followers: dict[int, QueueFollower] = {}
         self.halted: dict[int, str] = {}  # queues that need an operator or a newer release
+        self.held_up: dict[int, str] = {}  # queues that were tried in vain last, such as for a full disk
         self._lease = LeaseHolder(ports.database, ports.clock, _LEASE, owner, self._config.lease_ms)
         self._stopping = asyncio.Event()
         # queues wait for each other here, not at the one writer of SQLite, where others would be sent away
@@ -328,6 +329,7 @@ class Projector:
                 _LOG.exception("projector_failed")
             self.is_active = False
             self.halted.clear()  # who works now says what halts
+            self.held_up.clear()
             await self.ports.clock.sleep_ms(self._config.lease_ms // 3)
 
     async def _work(self) -> None:
@@ -358,6 +360,7 @@ class Projector:
             except PositionMoved:
                 _LOG.info("position_moved", queue=queue_id)
             except (QueueHalted, StoreError, SqlUnavailable) as error:
+                self.held_up[queue_id] = str(error)
                 _LOG.warning("queue_not_projected", queue=queue_id, reason=str(error))
                 await clock.sleep_ms(config.retry_ms)
             except Exception as error:  # noqa: BLE001 - the loop outlives any error, and says that it is not ready
@@ -383,6 +386,7 @@ class Projector:
                 self.halted[queue_id] = str(error)
             raise
         self.halted.pop(queue_id, None)
+        self.held_up.pop(queue_id, None)
         self.quarantined += result.quarantined if result else 0
         return result
 

@@ -269,7 +269,8 @@ def _go_on(
 def _refuse_untestable(url: str, name: str) -> None:
     known = call(url, "GET", f"{_PATH}/{quoted(name)}").members
     if known["check"]["mode"] == "pull":
-        raise CommandFailed(Exit.USAGE, f"{name} fetches its checks", "Only groups with endpoints can be called.")
+        remedy = f"Start its workers; `outbox-bridge group get {name}` shows when one answered last."
+        raise CommandFailed(Exit.USAGE, f"{name} fetches its checks, and cannot be called", remedy)
     if not known["endpoints"]:
         raise CommandFailed(Exit.FAILED, f"{name} has no endpoint", f"outbox-bridge group put {name} -e URL")
 

@@ -15,6 +15,7 @@ from api.web.openapi import HEALTH, OPERATORS, Body, Operation, query_parameter
 from api.web.request import ApiRequest, CheckResult, Query, ReadinessCheck, check_reason, or_reject, read_json, who_is
 from api.web.road import NO_STORE, HttpAnswer, Routes, json_answer
 from api.web.transports import Certificates
+from bridge.clock import Clock
 from bridge.core.errors import SqlUnavailable, StoreError
 from bridge.core.grants import Rights, Verb
 from bridge.core.measures import show_time
@@ -80,7 +81,7 @@ def make_readiness(
     if versions is not None:
         checks["kafka-version"] = lambda: _kafka_version(versions)
     if certificates is not None:
-        checks["certificates"] = lambda: _certificates(certificates)
+        checks["certificates"] = lambda: _certificates(certificates, node.backing.clock)
     if node.roles.is_called:
         checks["journal"] = lambda: _journal(node.journal)
         checks["answers"] = lambda: _answers(node.follower)
@@ -205,19 +206,23 @@ async def _settler(settler: Settler) -> CheckResult:
 
 
 async def _projector(projector: Projector) -> CheckResult:
-    halted = dict(projector.halted)
-    return CheckResult(is_ok=not halted, detail=f"halted queues: {halted}" if halted else "")
+    if halted := dict(projector.halted):
+        return CheckResult(is_ok=False, detail=f"halted queues: {halted}")
+    held_up = dict(projector.held_up)
+    return CheckResult(is_ok=not held_up, is_degraded=True, detail=f"queues held up: {held_up}" if held_up else "")
 
 
 async def _audit(heads: AuditHeads) -> CheckResult:
     return CheckResult(is_ok=not heads.fault, is_degraded=True, detail=heads.fault)
 
 
-async def _certificates(certificates: Certificates) -> CheckResult:
-    fault = certificates.fault
-    return CheckResult(
-        is_ok=not fault, is_degraded=True, detail=f"{fault}; the earlier ones are shown" if fault else ""
-    )
+async def _certificates(certificates: Certificates, clock: Clock) -> CheckResult:
+    told = [f"{certificates.fault}; the earlier ones are shown"] if certificates.fault else []
+    if certificates.has_ended(clock):
+        told.append(
+            f"certificate {certificates.files.cert} has ended: clients refuse it until another is written there"
+        )
+    return CheckResult(is_ok=not told, is_degraded=True, detail="; ".join(told))
 
 
 async def _journal(journal: Journal) -> CheckResult:

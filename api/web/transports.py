@@ -60,9 +60,17 @@ class Certificates:
 
     async def run_forever(self, clock: Clock) -> None:
         """Looks at the files every second."""
+        told_s = 0.0
         while True:
             await clock.sleep_ms(_LOOK_INTERVAL_MS)
             self.look()
+            if self.has_ended(clock) and told_s != self.end_s:
+                told_s = self.end_s
+                _LOG.error("certificate_ended", cert=str(self.files.cert))
+
+    def has_ended(self, clock: Clock) -> bool:
+        """Whether no client believes any more what is shown."""
+        return self.end_s * 1_000 <= clock.now_ms()
 
     def look(self) -> None:
         """Takes files that have changed; what cannot be used is told, and looked at again."""

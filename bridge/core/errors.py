@@ -18,6 +18,8 @@ BridgeError
 
 from enum import StrEnum
 
+_NEWER_REMEDY = "start processes of the one that wrote it; if none of yours did, see 'A queue halts' in docs/stuck.md"
+
 
 class HaltKind(StrEnum):
     """Why a queue's log is not what was left. Each stays until an operator says what is given up."""
@@ -45,6 +47,10 @@ class MalformedRecord(BridgeError):
 
 class UnknownRecordVersion(BridgeError):
     """A record with our prefix whose version or kind this release does not know."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} is not of this release: {_NEWER_REMEDY}")
+        self.what = what
 
 
 class QueueHalted(BridgeError):

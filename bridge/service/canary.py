@@ -28,6 +28,7 @@ _SETTINGS = GroupSettings(
     CheckTimes(max_lifetime_ms=60_000), CheckCalls(mode=CheckMode.PULL), WhenExhausted.ROLLBACK
 )  # fmt: skip
 _WAIT_MS = 10_000
+_MISSED_MS = 60_000  # the longest pause after one that has not arrived: an alert is about five minutes
 _LOOK_MS = 20
 _OVER = frozenset({RefusalCode.ALREADY_RESOLVED, RefusalCode.UNKNOWN_TRANSACTION, RefusalCode.GIVEN_UP})
 
@@ -85,7 +86,9 @@ class Canary:
                 await self.run_once()
             else:
                 self.last = None
-            await self._clock.sleep_ms(self.config.interval_ms)
+            is_missed = self.last is not None and self.last.failure is not None
+            longest_ms = _MISSED_MS if is_missed else self.config.interval_ms
+            await self._clock.sleep_ms(min(longest_ms, self.config.interval_ms))
 
     async def run_once(self) -> CanaryRun:
         """One look, whatever comes of it."""

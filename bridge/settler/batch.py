@@ -86,7 +86,8 @@ def decode_portion(
             quarantine(message.queue_offset, error)
         except UnknownRecordVersion as error:
             offset = message.queue_offset
-            return Portion(records, bodies, last_ms, offset, Halted(offset, error))
+            placed = UnknownRecordVersion(f"journal offset {offset}: {error.what}")
+            return Portion(records, bodies, last_ms, offset, Halted(offset, placed))
         last_ms = message.stored_ms
     return Portion(records, bodies, last_ms, next_offset)
 

@@ -40,7 +40,7 @@ _POSTGRES: dict[str, SqlUnavailable] = {
     "57014": SqlUnavailable("a statement took too long"),
     "25006": SqlUnavailable("the database is read-only; a URL of many hosts needs target_session_attrs=read-write"),
     "25P03": SqlUnavailable("the database ended an idle SQL transaction"),
-    "53": SqlUnavailable("the database is out of resources"),
+    "53": SqlUnavailable("the database is out of resources: its disk is full, or connections or memory are used up"),
     "58": SqlUnavailable("the database has a system error"),
     "28": SqlUnavailable("the database refuses the login", retry_helps=False),
     "3F": SqlUnavailable("no schema of the role's `search_path` is there, or may be used", retry_helps=False),

@@ -10,6 +10,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from structlog.testing import capture_logs
 
+from api.web.health import _certificates
 from api.web.server import ServeConfig
 from api.web.transports import Certificates, TlsFiles
 from bridge.clock import SystemClock
@@ -128,6 +129,29 @@ async def test_new_files_are_taken_while_connections_stay(fake: FakeTransactions
         assert (await reader.read()).startswith(OK)
         writer.close()
     looking.cancel()
+
+
+async def test_certificate_that_has_ended_is_told(authority: Authority) -> None:
+    """Nobody could ask the process any more, whose readiness said that all was well."""
+
+    class HurriedClock(SystemClock):
+        async def sleep_ms(self, duration_ms: int) -> None:
+            await asyncio.sleep(0)
+
+    clock = HurriedClock()
+    certificates = Certificates(authority.issue(not_after=PAST))
+    with capture_logs() as logs:
+        looking = asyncio.create_task(certificates.run_forever(clock))
+        while not logs:
+            await clock.sleep_ms(1)
+        told = await _certificates(certificates, clock)
+        assert (told.is_ok, told.is_degraded) == (False, True)
+        assert told.detail.startswith(f"certificate {certificates.files.cert} has ended")
+        authority.issue()
+        while not (await _certificates(certificates, clock)).is_ok:
+            await clock.sleep_ms(1)
+        looking.cancel()
+    assert [entry["event"] for entry in logs] == ["certificate_ended", "certificates_read"]
 
 
 async def test_clients_without_a_certificate_are_refused_where_one_is_needed(

@@ -27,6 +27,7 @@ from tests.support.authority import Authority
 from tests.support.bridge_process import Bridge, create_topics, read_committed, wait_until
 from tests.support.cli_process import run_command
 from tests.support.outbox_world import OutboxWorld, Sent
+from tests.support.promtool import find_firing, parse_scrape
 from tests.support.sdk_twins import Session
 from tests.support.user_database import UserDatabase
 
@@ -193,11 +194,14 @@ def test_renewed_certificate_is_shown_by_the_process_that_runs(secured: Secured,
     secured.authority.issue(not_after=end)
     wait_until(lambda: read_serial() != first, 20, "the new certificate")
     with urllib.request.urlopen(f"{secured.metrics_url}/metrics", timeout=20) as answer:
-        told_s = float(re.findall(r"(?m)^outbox_bridge_certificate_end_seconds (.*)$", answer.read().decode())[0])
+        shown = answer.read().decode()
+    told_s = float(re.findall(r"(?m)^outbox_bridge_certificate_end_seconds (.*)$", shown)[0])
     assert told_s == end.timestamp()
     done = run_command("doctor", "-o", "json", folder=tmp_path, settings=secured.settings)
     told = {row["what"]: row["verdict"] for row in json.loads(done.stdout)}
     assert told["bridge certificates"] == "ok", done.stdout
+    scrapes = [parse_scrape(at_s, {"bridge": shown}) for at_s in (0, 60)]
+    assert "OutboxBridgeCertificateEnds" in find_firing(*scrapes, tmp_path)
 
 
 def make_tls(secured: Secured) -> ssl.SSLContext:

@@ -9,6 +9,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from api.web.health import _projector
+from bridge.core.errors import SqlUnavailable
 from bridge.core.message import Message, MessageQueue
 from bridge.projector import ProjectorConfig
 from bridge.sql.projection import apply_chunk
@@ -219,3 +221,39 @@ async def test_broker_s_clock_that_was_years_ahead_purges_nothing(world: Project
         await world.settlers.prepare("after", of())
         await world.catch_up()
         assert await world.projector.purge() == 2
+
+
+class FullDatabase(DatabaseThatFails):
+    """Takes what needs no more room, such as a lease; no chunk while it `is_full`."""
+
+    is_full = True
+
+    async def run(self, work: Callable[[Connection], T], timeout_ms: int | None = None) -> T:
+        if self.is_full and isinstance(work, partial) and work.func is apply_chunk:
+            raise SqlUnavailable("its disk is full")
+        return await super().run(work, timeout_ms)
+
+
+def test_projector_that_writes_in_vain_says_why(make_sqlite_url: Callable[[], str]) -> None:
+    """Its lease is kept meanwhile, and search stands still: readiness said that all was well."""
+    database = FullDatabase(make_sqlite_url())
+    world = ProjectorWorld(make_settler_world(), database, ProjectorConfig())
+
+    async def story() -> None:
+        clock = world.settlers.memory.clock
+        async with world.settlers.settling():
+            await world.settlers.prepare("a", of())
+            await world.settled()
+        running = asyncio.create_task(world.projector.run_forever())
+        while not (told := await _projector(world.projector)).detail:
+            await clock.sleep_ms(10)
+        assert (told.is_ok, told.is_degraded) == (False, True)
+        assert told.detail == "queues held up: {0: 'its disk is full'}"
+        database.is_full = False
+        while world.stats().total.prepared == 0:
+            await clock.sleep_ms(10)
+        assert (await _projector(world.projector)).is_ok
+        world.projector.stop()
+        await running
+
+    world.run(story())

@@ -35,9 +35,9 @@ class LosesPuts(NoFaults):
         return Fate(request_ms=None if self.is_on and step.kind is StepKind.PUT else 0)
 
 
-def make_canary(api: Node, topic: str = TOPIC) -> Canary:
+def make_canary(api: Node, topic: str = TOPIC, interval_ms: int = 60_000) -> Canary:
     backing = api.backing
-    config = CanaryConfig(topic, 60_000)
+    config = CanaryConfig(topic, interval_ms)
     return Canary(config, api.transactions, api.directory, backing.store, backing.clock, api.make_text)
 
 
@@ -129,6 +129,24 @@ async def test_canary_that_cannot_be_published_is_followed_and_not_repeated(worl
         assert (await canary.run_once()).failure is None
         assert (canary.counts[FAILED], await count_prepared(world)) == (3, 2)
         assert (await canary.run_once()).failure is None
+
+
+@in_world(make_service_world)
+async def test_canary_an_hour_apart_is_followed_each_minute(world: ServiceWorld) -> None:
+    """Its alert looks at the last five minutes: where looks were further apart it never fired, nor ended in time."""
+    async with world.serving() as api, world.settlers.settling():
+        canary = make_canary(api, interval_ms=3_600_000)
+        topic = world.settlers.memory.cluster.log.topics[TOPIC]
+        topic.is_denied = True
+        looks = asyncio.ensure_future(canary.run_forever())
+        await world.sleep(300_000)
+        assert canary.counts[FAILED] >= 4
+        topic.is_denied = False
+        await world.sleep(120_000)
+        assert canary.counts[ARRIVED] == 1
+        await world.sleep(3_000_000)
+        assert canary.counts[ARRIVED] == 1
+        looks.cancel()
 
 
 @in_world(make_service_world, faults=LosesPuts)

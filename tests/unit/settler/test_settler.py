@@ -379,6 +379,7 @@ async def test_record_of_a_newer_version_halts_the_queue(world: SettlerWorld) ->
         await world.memory.clock.sleep_ms(30_000)
         status = world.settlers["settler"].status[0]
         assert (status.hold, status.s, status.counts.quarantined) == (Hold.HALTED, 2, 1)
+        assert status.reason.startswith("journal offset 2: kind 'H' version '2' is not of this release: start ")
     assert world.memory.visible("credits") == []
 
 
