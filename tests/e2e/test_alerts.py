@@ -22,7 +22,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from bridge.broker.ports import choose_free_port
 from tests.support.bridge_process import Bridge, BridgeProcess, check_endpoint, create_topics, wait_until
 from tests.support.broker import BrokerFactory
-from tests.support.promtool import ALERTS, Scrape, find_firing, find_promtool, parse_scrape
+from tests.support.promtool import ALERTS, Scrape, find_firing, find_promtool, judge_series, parse_scrape
 
 _DASHBOARD = Path("docker/helm/files/dashboard.json").absolute()
 _NEVER = {"transaction_timeout_seconds": 86_400, "max_lifetime_seconds": 172_800}
@@ -174,6 +174,24 @@ def test_alert_of_a_bridge_that_kafka_does_not_answer(broker_factory: BrokerFact
         watch.wait_firing()
 
 
+@pytest.mark.parametrize(
+    ("answered", "oldest_s", "fires"),
+    [("0x90", "0+60x90", True), ("0x80 1x10", "0+60x90", False), ("0x90", "2x90", False)],
+)
+def test_group_that_is_asked_each_half_hour_in_vain(tmp_path: Path, answered: str, oldest_s: str, fires: bool) -> None:
+    """Between two rounds there are minutes without any: no alert came before a transaction was an hour old."""
+    series = {
+        "checks_unanswered_total": "1x29 2x29 3x29",
+        "checks_answered_total": answered,
+        "oldest_pending_seconds": oldest_s,
+    }
+    lines = [
+        {"series": f'outbox_bridge_group_{name}{{producer_group="slow"}}', "values": values}
+        for name, values in series.items()
+    ]
+    assert ("OutboxBridgeGroupDoesNotAnswer" in judge_series(lines, tmp_path)) is fires
+
+
 @contextmanager
 def receiving(port: int) -> Iterator[None]:
     """A receiver that takes whatever comes."""
@@ -279,10 +297,11 @@ def _check_dashboard(scrape: Scrape) -> None:
         assert named - shown <= _SHOWN_LATER, file
 
 
-# These have labels that there are only once somebody was asked, or where there is a canary or a webhook.
+# These have labels that there are only once somebody was asked, or where there is a certificate, a canary or a webhook.
 _SHOWN_LATER = {"outbox_bridge_group_checks_answered_total", "outbox_bridge_group_checks_unanswered_total",
                 "outbox_bridge_group_check_call_seconds_bucket",
-                "outbox_bridge_canary_runs_total", "outbox_bridge_webhook_events_total"}  # fmt: skip
+                "outbox_bridge_canary_runs_total", "outbox_bridge_webhook_events_total",
+                "outbox_bridge_certificate_end_seconds"}  # fmt: skip
 
 
 def test_queries_of_the_dashboard_are_promql(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +53,11 @@ def find_firing(before: Scrape, after: Scrape, folder: Path) -> set[str]:
         {"series": name, "values": f"{value}{(value - before.series.get(name, 0.0)) / minutes:+f}x{_MINUTES}"}
         for name, value in after.series.items()
     ]
+    return judge_series(lines, folder)
+
+
+def judge_series(lines: Sequence[Mapping[str, str]], folder: Path) -> set[str]:
+    """The alerts that fire after an hour and a half. `lines`: `series` and its `values`, one a minute."""
     alerts = [{"expr": 'count by (alertname) (ALERTS{alertstate="firing"})', "eval_time": f"{_MINUTES}m"}]
     test = {"interval": "1m", "input_series": lines, "promql_expr_test": alerts}
     file = folder / "alerts_test.json"
