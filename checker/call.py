@@ -17,11 +17,11 @@ from standardwebhooks.webhooks import EmptyWebhookSecretError, Webhook
 
 from bridge.core.errors import ConfigError
 from bridge.core.keyring import Keyring
-from bridge.core.measures import ByName, Durations, show_time
+from bridge.core.measures import ByName, Durations
 from bridge.core.message import Header, JsonText, refuse_constant, unique_members, write_json, write_message
 from bridge.core.properties import is_property_text
 from bridge.core.record import MAX_REMARK_CHARS, Resolution
-from bridge.core.transaction import Transaction, find_trace
+from bridge.core.transaction import Transaction, find_trace, show_time
 from bridge.store.message_store import LoadedHalf
 
 # --- bounds of the checker as a whole, and what it counts ---

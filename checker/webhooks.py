@@ -19,12 +19,11 @@ import structlog
 from bridge.clock import Clock
 from bridge.core.check_rules import Backoff
 from bridge.core.errors import MalformedRecord, SqlUnavailable, StoreError, UnknownRecordVersion
-from bridge.core.measures import show_time
 from bridge.core.message import MessageQueue, StoredMessage
 from bridge.core.properties import decode_properties
 from bridge.core.record_codec import decode_parked
 from bridge.core.topics import PARKED_QUEUE, InternalTopics
-from bridge.core.transaction import MAX_CHECKS, MAX_LIFE, NO_ENDPOINT
+from bridge.core.transaction import MAX_CHECKS, MAX_LIFE, NO_ENDPOINT, show_time
 from bridge.service.contract import Refused
 from bridge.service.groups import refuse_sql
 from bridge.service.operate import Who

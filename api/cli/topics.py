@@ -21,9 +21,9 @@ from api.cli.output import (
     say,
     show_rows,
 )
-from bridge.core.measures import show_time
 from bridge.core.message import Message, MessageQueue, StoredMessage, show_message, write_json
 from bridge.core.topics import InternalTopics, TopicDescription, is_legal_topic, is_reserved_topic, with_prefix
+from bridge.core.transaction import show_time
 
 if TYPE_CHECKING:
     from api.settings import Settings

@@ -29,8 +29,7 @@ from api.cli.output import (
     show_record,
     show_rows,
 )  # fmt: skip
-from bridge.core.measures import show_time
-from bridge.core.transaction import TransactionState
+from bridge.core.transaction import TransactionState, show_time
 
 # --- `tx`: look transactions up, end them, and act on them as an operator ---
 

@@ -16,8 +16,8 @@ from api.web.bodies import MAX_REASON_CHARS
 from api.web.request import ApiRequest
 from api.web.road import HttpAnswer
 from bridge.core.grants import Verb
-from bridge.core.measures import show_time
 from bridge.core.message import JsonText, read_json_text
+from bridge.core.transaction import show_time
 from bridge.turns import Pace, Steps
 
 # --- what pages show of texts, numbers and bytes that come from elsewhere ---

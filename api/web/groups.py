@@ -15,7 +15,7 @@ from api.web.search import PAGE_PARAMETERS, GroupCountsAnswer, answer_page, page
 from api.web.views import Time, render_optional_time
 from bridge.core.check_rules import CheckCalls, CheckMode, CheckTimes, GroupSettings, WhenExhausted
 from bridge.core.grants import Verb
-from bridge.core.measures import show_time
+from bridge.core.transaction import show_time
 from bridge.directory import Endpoint, GroupSwitch, show_url
 from bridge.service.groups import EndpointRegistered, GroupSaved
 from bridge.sql.groups import EndpointHealth, GroupHealth

@@ -18,7 +18,7 @@ from api.web.transports import Certificates
 from bridge.clock import Clock
 from bridge.core.errors import SqlUnavailable, StoreError
 from bridge.core.grants import Rights, Verb
-from bridge.core.measures import show_time
+from bridge.core.transaction import show_time
 from bridge.log_watch import REMEDY, BodyWatch, LogWatch, StableOffsetWatch
 from bridge.node import Node
 from bridge.projector import Projector

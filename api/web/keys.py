@@ -15,7 +15,7 @@ from api.web.request import ApiRequest, Query, or_reject, read_json, read_nothin
 from api.web.road import NO_STORE, HttpAnswer, Routes, answer_list, json_answer
 from api.web.views import Time, render_optional_time
 from bridge.core.grants import PRINCIPAL_NAME, Grant, Verb, is_pattern, is_principal_name
-from bridge.core.measures import show_time
+from bridge.core.transaction import show_time
 from bridge.sql.access import Key, Principal
 
 _KEY_ID_PATTERN = "^[a-z2-7]{8}$"

@@ -27,7 +27,7 @@ from api.web.search import (
 )
 from api.web.views import Time, TransactionAnswer, render_transaction
 from bridge.core.grants import Verb
-from bridge.core.measures import show_time
+from bridge.core.transaction import show_time
 from bridge.service.contract import Refused
 from bridge.service.redrive import RedriveAction
 from bridge.sql.redrive import RedriveJob

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import os
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
@@ -16,7 +15,7 @@ from starlette.datastructures import QueryParams
 from starlette.types import Message, Receive, Scope
 
 from api.web.bodies import MAX_REASON_CHARS, Nothing
-from api.web.guard import NOBODY, ByteLease, Traffic, identify
+from api.web.guard import NOBODY, ByteLease, Traffic, identify, make_request_id
 from api.web.limits import HttpLimits, Usage, overloaded, too_large
 from api.web.metrics import Exposition
 from api.web.parse import LARGE_BYTES, body_in_steps, check_property, parse_body
@@ -124,10 +123,6 @@ NDJSON = "application/x-ndjson"
 _NOTHING = QueryParams()
 _nothing = msgspec.json.Decoder(Nothing)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,200}")
-
-
-_IDS_AT_ONCE = 64
-_spare_ids: list[str] = []
 
 
 class Asked(Protocol):
@@ -287,13 +282,6 @@ class ApiRequest:
         if self.usage is not None:
             self.usage.charge_bytes(len(chunk))
         return chunk, is_read
-
-
-def make_request_id() -> str:
-    if not _spare_ids:
-        many = os.urandom(16 * _IDS_AT_ONCE).hex()  # one system call
-        _spare_ids.extend([many[start : start + 32] for start in range(0, len(many), 32)])
-    return _spare_ids.pop()
 
 
 def media_type(request: ApiRequest, *allowed: str) -> str:

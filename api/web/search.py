@@ -16,8 +16,7 @@ from api.web.request import TIME_EXPECTED, ApiRequest, Query, or_reject, parse_t
 from api.web.road import HttpAnswer, Routes, answer_list, json_answer
 from api.web.views import Time, TransactionAnswer, render_transaction
 from bridge.core.grants import Rights, Verb
-from bridge.core.measures import show_time
-from bridge.core.transaction import TransactionState
+from bridge.core.transaction import TransactionState, show_time
 from bridge.service.reads import BridgeStats
 from bridge.sql.access import ActEntry
 from bridge.sql.search import GroupStats, SearchFilter

@@ -11,10 +11,9 @@ from typing import ClassVar, NamedTuple
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from api.web.guard import MARK, ByteLease, RawHeaders, identify, refuse_accept
+from api.web.guard import MARK, ByteLease, RawHeaders, identify, make_request_id, refuse_accept
 from api.web.limits import Usage
 from api.web.problems import Problem
-from api.web.request import make_request_id
 from api.web.road import HotCall, HttpAnswer, Road, Route, explain
 from bridge.core.message import Header
 from bridge.core.transaction import NO_TRACE, is_raw_id, read_trace

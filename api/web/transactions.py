@@ -70,10 +70,9 @@ from api.web.views import (
     render_transaction,
 )
 from bridge.core.grants import Rights, Verb
-from bridge.core.measures import show_time
 from bridge.core.message import Header
 from bridge.core.record import Resolution
-from bridge.core.transaction import TransactionView, add_trace
+from bridge.core.transaction import TransactionView, add_trace, show_time
 from bridge.service.contract import Accepted, PrepareCall, Prepared, RefusalCode, Refused, Wait
 from bridge.turns import STEP_BYTES, Pace, Steps, Turns
 

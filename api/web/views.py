@@ -9,9 +9,8 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from api.web.bodies import GroupName, Int32, TransactionId
 from api.web.openapi import Merged
 from bridge.core.explanation import Explanation
-from bridge.core.measures import show_time
 from bridge.core.message import JsonText, Message, show_message
-from bridge.core.transaction import MessageSummary, TimelineEvent, TransactionState, TransactionView
+from bridge.core.transaction import MessageSummary, TimelineEvent, TransactionState, TransactionView, show_time
 from bridge.service.contract import Accepted
 from bridge.turns import Steps, each_in_steps
 

@@ -13,7 +13,7 @@ from api.web.road import HttpAnswer, Routes, json_answer
 from api.web.search import parse_optional_time
 from api.web.views import Time, render_optional_time
 from bridge.core.grants import Verb
-from bridge.core.measures import show_time
+from bridge.core.transaction import show_time
 from bridge.sql.events import Happening
 from checker.webhooks import FINDINGS, Webhooks, WebhookStatus
 

@@ -7,7 +7,6 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from bridge.core.check_rules import CheckMode, GroupSettings, WhenExhausted
-from bridge.core.measures import show_second
 from bridge.core.transaction import (
     BODY_EXPIRED,
     MAX_CHECKS,
@@ -18,6 +17,7 @@ from bridge.core.transaction import (
     UNTRIED,
     TransactionState,
     TransactionView,
+    show_second,
 )
 
 _LATE_MS = 5_000  # a round takes a while, so what is due is not late at once

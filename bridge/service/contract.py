@@ -7,10 +7,9 @@ from enum import Enum, StrEnum
 from msgspec import Struct
 
 from bridge.core.grants import Rights, Verb
-from bridge.core.measures import show_time
 from bridge.core.message import Message
 from bridge.core.record import Resolution, Source
-from bridge.core.transaction import TransactionState, TransactionView
+from bridge.core.transaction import TransactionState, TransactionView, show_time
 
 MIB = 1024 * 1024
 

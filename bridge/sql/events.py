@@ -8,8 +8,8 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from bridge.core.audit_chain import AuditLink, AuditRow
-from bridge.core.measures import show_time
 from bridge.core.message import write_json
+from bridge.core.transaction import show_time
 from bridge.sql.access import read_links
 from bridge.sql.bulk import make_upsert
 from bridge.sql.identity import Halt, TopicIdentity, read_halts, read_identity

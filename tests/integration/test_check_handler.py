@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from bridge.core.measures import show_time
+from bridge.core.transaction import show_time
 from checker.call import sign_call
 from outbox.asgi import CheckApp as AsgiCheckApp
 from outbox.check_handler import (

@@ -10,8 +10,8 @@ import pytest
 
 from bridge.clock import SystemClock
 from bridge.core.grants import Grant, Verb
-from bridge.core.measures import show_time
 from bridge.core.message import Message
+from bridge.core.transaction import show_time
 from bridge.service.access import AccessConfig, AccessService
 from bridge.service.contract import PrepareCall
 from bridge.service.operate import Who

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.core.measures import show_time
 from bridge.core.message import Message, StoredMessage
 from bridge.core.record import HalfMessage, Resolution
-from bridge.core.transaction import Transaction
+from bridge.core.transaction import Transaction, show_time
 from bridge.store.message_store import LoadedHalf
 from checker.call import Answers, decode_answers, encode_call, make_check
 

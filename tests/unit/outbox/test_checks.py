@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.core.measures import show_time
+from bridge.core.transaction import show_time
 from checker.call import Check as AskedCheck
 from checker.call import CheckerConfig, decode_answers, encode_call
 from outbox.client.checks import Check, decode_call, encode_answer
