@@ -76,10 +76,8 @@ class NewTransactions:
         self._rows, self._is_ahead, self._bring_back = rows.copy(), is_ahead, bring_back
         self._unplaced = rows.copy().due_rows() if rows.count else None  # as they are now, whatever goes meanwhile
 
-    def drop(self, transaction_id: str) -> bool:
-        """Forgets one that has ended; False if it is not among them."""
-        if self.transactions.pop(transaction_id, None) is not None:
-            return True
+    def drop_packed(self, transaction_id: str) -> bool:
+        """Forgets one that has ended and is in a row; False if it is not."""
         return self._rows.count > 0 and self._rows.pop(transaction_id) is not None
 
     def pop(self, transaction_id: str) -> tuple[Transaction, int | None] | None:

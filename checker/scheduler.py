@@ -113,9 +113,9 @@ class CheckScheduler:
         table = self._tables.get(queue_id)
         if table is None:
             return
-        drop = table.new.drop
+        read = table.new.transactions
         for transaction_id in transaction_ids:
-            if not drop(transaction_id):
+            if read.pop(transaction_id, None) is None and not table.new.drop_packed(transaction_id):
                 table.remove(transaction_id)
 
     # --- what is due ---
