@@ -54,11 +54,6 @@ from outbox.client.errors import OutboxConfigError
 GROUP = "outbox-bridge-doctor"
 
 
-async def probe_clocks(store: MessageStore, topics: InternalTopics, now_ns: Callable[[], int]) -> dict[int, int | str]:
-    """By queue: milliseconds its broker is ahead of `now_ns`, or why nothing could be appended."""
-    return {queue_id: await _probe(store, topics, queue_id, now_ns) for queue_id in range(topics.queues)}
-
-
 async def _probe(store: MessageStore, topics: InternalTopics, queue_id: int, now_ns: Callable[[], int]) -> int | str:
     before_ms = now_ns() // 1_000_000
     queue = MessageQueue(topics.half, queue_id)
@@ -231,7 +226,8 @@ async def _examine_transactions(parts: KafkaParts, topics: InternalTopics) -> li
 async def _examine_clocks(parts: KafkaParts, topics: InternalTopics) -> list[Diagnosis]:
     if (await parts.admin.describe_topics([topics.half]))[topics.half] is None:
         return []
-    skews = await probe_clocks(parts.store, topics, time.time_ns)
+    # by queue: milliseconds its broker is ahead of `now_ns`, or why nothing could be appended
+    skews = {queue_id: await _probe(parts.store, topics, queue_id, time.time_ns) for queue_id in range(topics.queues)}
     refused = [f"queue {queue_id}: {skew}" for queue_id, skew in skews.items() if isinstance(skew, str)]
     if refused:
         remedy = f"Give the bridge's user the right to write to {topics.half}, or repair its partitions."

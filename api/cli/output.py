@@ -362,7 +362,10 @@ class ResultStream(io.TextIOWrapper):
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise
-            _redirect(self.fileno())  # else what is left in the buffer fails again when the process ends
+            number = self.fileno()
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, number)
+            os.close(nowhere)
             raise ResultUnwritten(error) from error
 
 
@@ -395,9 +398,3 @@ def open_standard_streams() -> None:
     out, err = (io.BufferedWriter(io.FileIO(number, "w", closefd=False)) for number in (1, 2))
     sys.stdout = ResultStream(out, "utf-8", "backslashreplace", line_buffering=True)
     sys.stderr = MessageStream(err, "utf-8", "backslashreplace", line_buffering=True)
-
-
-def _redirect(number: int) -> None:
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, number)
-    os.close(nowhere)

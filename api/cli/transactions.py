@@ -51,15 +51,11 @@ def read_time(text: str) -> str:
     """RFC 3339 as it is; a duration like 10m is that long ago."""
     ago = re.fullmatch(r"(\d{1,6})([smhd])", text)
     if ago is None:
-        return _check_time(text)
+        with suppress(ValueError):
+            if datetime.fromisoformat(text.upper()).tzinfo is not None:
+                return text
+        raise typer.BadParameter(f"{text!r} is no time: say 2026-01-31T12:00:00Z, or how long ago, like 10m or 2h")
     return show_time(round((time.time() - int(ago[1]) * _UNITS[ago[2]]) * 1000))
-
-
-def _check_time(text: str) -> str:
-    with suppress(ValueError):
-        if datetime.fromisoformat(text.upper()).tzinfo is not None:
-            return text
-    raise typer.BadParameter(f"{text!r} is no time: say 2026-01-31T12:00:00Z, or how long ago, like 10m or 2h")
 
 
 AnyIdArgument = Annotated[

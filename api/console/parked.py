@@ -69,6 +69,7 @@ async def _ask(
     request: ApiRequest, action: str, wanted: SearchFilter, given: dict[str, str], wrong: str = ""
 ) -> HttpAnswer:
     preview = await _count(request, wanted)
+    # what has to be typed: nobody does that by mistake
     return render(
         request,
         "redrive.html",
@@ -76,7 +77,7 @@ async def _ask(
         action=action,
         given=given,
         preview=preview,
-        phrase=_phrase(action, preview),
+        phrase=f"{action} {preview.count}{'+' if preview.is_more else ''}",
         most_rate=MAX_RATE_PER_S,
         usual_rate=_RATE_PER_S,
         wrong=wrong,
@@ -87,11 +88,6 @@ async def _count(request: ApiRequest, wanted: SearchFilter) -> RedrivePreview:
     rights = request.caller.rights
     is_visible = None if rights.may_everywhere(Verb.READ) else partial(rights.may, Verb.READ)
     return or_reject(await request.services.parked.preview(replace(wanted, is_visible=is_visible)))
-
-
-def _phrase(action: str, preview: RedrivePreview) -> str:
-    """What has to be typed: nobody does that by mistake."""
-    return f"{action} {preview.count}{'+' if preview.is_more else ''}"
 
 
 @routes.add("POST", f"{PREFIX}/redrive", verb=Verb.OPERATE)

@@ -344,26 +344,23 @@ class KafkaStand(Stand):
         broker = DevBroker(self._folder / "kafka", port=None)
         try:
             await asyncio.to_thread(broker.start)
-            await self._serve_on(broker.bootstrap, on_started)
+            settings = Settings(
+                kafka={"bootstrap.servers": broker.bootstrap},
+                data_dir=self._folder,
+                topics=TopicsSettings(queues=QUEUES),
+                http=HttpSettings(port=0),
+                insecure_no_auth=True,
+                callbacks=CallbacksSettings(allow_networks=LOOPBACK),
+            )
+            await migrate(settings)
+            self._parts = KafkaParts(settings)
+            try:
+                roles = parse_roles("api,settler,projector")
+                await run_roles(settings, roles, on_ready=on_started, stop=self._stop, guest=self._put_between)
+            finally:
+                await self._parts.close()
         finally:
             await asyncio.to_thread(broker.kill)
-
-    async def _serve_on(self, bootstrap: str, on_started: Callable[[str], None]) -> None:
-        settings = Settings(
-            kafka={"bootstrap.servers": bootstrap},
-            data_dir=self._folder,
-            topics=TopicsSettings(queues=QUEUES),
-            http=HttpSettings(port=0),
-            insecure_no_auth=True,
-            callbacks=CallbacksSettings(allow_networks=LOOPBACK),
-        )
-        await migrate(settings)
-        self._parts = KafkaParts(settings)
-        try:
-            roles = parse_roles("api,settler,projector")
-            await run_roles(settings, roles, on_ready=on_started, stop=self._stop, guest=self._put_between)
-        finally:
-            await self._parts.close()
 
 
 _HURRY_MS = 50
@@ -410,22 +407,18 @@ class MemoryStand(Stand):
             check_clock=TrueDate(self._clock),
         )  # fmt: skip
         try:
-            await self._serve_until_stop(
-                MemoryBridge(backing, InternalTopics(queues=QUEUES), self._put_between), on_started
-            )
+            bridge = MemoryBridge(backing, InternalTopics(queues=QUEUES), self._put_between)
+            server = ApiServer(bridge.app, ServeConfig(port=0))
+            await self._hurry(bridge.start())
+            try:
+                serving = asyncio.create_task(server.serve_until(self._stop))
+                await server.wait_started()
+                on_started(f"http://127.0.0.1:{server.port}")
+                await serving
+            finally:
+                await self._hurry(bridge.stop())
         finally:
             database.dispose()
-
-    async def _serve_until_stop(self, bridge: MemoryBridge, on_started: Callable[[str], None]) -> None:
-        server = ApiServer(bridge.app, ServeConfig(port=0))
-        await self._hurry(bridge.start())
-        try:
-            serving = asyncio.create_task(server.serve_until(self._stop))
-            await server.wait_started()
-            on_started(f"http://127.0.0.1:{server.port}")
-            await serving
-        finally:
-            await self._hurry(bridge.stop())
 
     async def _hurry(self, work: Coroutine[Any, Any, object]) -> None:
         """Waits for time end at once."""

@@ -122,7 +122,14 @@ class Operation:
         if self.body is not None:
             if not self.body.is_required:
                 extra["parameters"].append(_MARK)
-            extra["requestBody"] = _body_document(self.body)
+            content: Json = {"application/json": {"schema": reference(self.body.struct)}}
+            if self.body.examples:
+                content["application/json"]["examples"] = {
+                    name: {"value": value} for name, value in self.body.examples.items()
+                }
+            if self.body.lines is not None:
+                content[NDJSON] = {"schema": reference(self.body.lines)}
+            extra["requestBody"] = {"required": self.body.is_required, "content": content}
         return extra
 
     def _answer_responses(self) -> dict[int | str, Json]:
@@ -256,15 +263,6 @@ def _header(meaning: str) -> Json:
 
 def _headers(meanings: Mapping[str, str]) -> Json:
     return {name: _header(meaning) for name, meaning in meanings.items()}
-
-
-def _body_document(body: Body) -> Json:
-    content: Json = {"application/json": {"schema": reference(body.struct)}}
-    if body.examples:
-        content["application/json"]["examples"] = {name: {"value": value} for name, value in body.examples.items()}
-    if body.lines is not None:
-        content[NDJSON] = {"schema": reference(body.lines)}
-    return {"required": body.is_required, "content": content}
 
 
 def _problem_response() -> Json:

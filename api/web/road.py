@@ -231,19 +231,16 @@ class Road:
         path, _, query = target.partition(b"?")
         call = self._hot.get(path)
         if call is None:
-            return self._find_by_ends(path, query)
+            for before, after, route in self._hot_by_ends:
+                if path.endswith(after) and path.startswith(before):
+                    text = path[len(before) : -len(after)]
+                    if text.isalnum():  # nothing that has to be decoded
+                        return HotCall(route, path.decode(), query, (text.decode(),))
+            return None
         for name, value in headers:
             if name == b"content-type" and _LINES in value.lower():
                 return None
         return call._replace(query=query) if query else call
-
-    def _find_by_ends(self, path: bytes, query: bytes) -> HotCall | None:
-        for before, after, route in self._hot_by_ends:
-            if path.endswith(after) and path.startswith(before):
-                text = path[len(before) : -len(after)]
-                if text.isalnum():  # nothing that has to be decoded
-                    return HotCall(route, path.decode(), query, (text.decode(),))
-        return None
 
     async def answer_whole(
         self,
@@ -417,12 +414,8 @@ def explain(error: BaseException, request_id: str) -> Problem:
     if isinstance(error, asyncio.CancelledError):
         # the process stops at once; a repeat shows whether the call was applied
         return Problem(UNAVAILABLE, "stopped before the answer was known", Outcome.UNKNOWN, retry_after_s=1)
-    _log_internal(error, request_id)
-    return Problem(INTERNAL, "an error inside the bridge; see its log")
-
-
-def _log_internal(error: BaseException, request_id: str) -> None:
-    """Where it happened, not with which values: messages of exceptions may hold keys and bodies."""
+    # where it happened, not with which values: messages of exceptions may hold keys and bodies
     frames = traceback.extract_tb(error.__traceback__)
     where = [f"{frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}" for frame in frames[-8:]]
     _LOG.error("internal_error", request_id=request_id, error=type(error).__name__, where=where)
+    return Problem(INTERNAL, "an error inside the bridge; see its log")
