@@ -468,17 +468,15 @@ class LogToReread:
                 raise QueueHalted(f"{name}: the topic {what}; {_REBUILD_REMEDY}")
         positions = await self.find_positions()
         for queue_id in range(self.topics.queues):
-            await self._check_queue(queue_id, positions.get(queue_id))
-
-    async def _check_queue(self, queue_id: int, position: Position | None) -> None:
-        half, op = MessageQueue(self.topics.half, queue_id), MessageQueue(self.topics.op, queue_id)
-        end, begin = (await self.store.get_offsets(half)).maximum, (await self.store.get_offsets(op)).minimum
-        if position is not None and end < position.s:
-            lost = f"queue {queue_id} was decided up to journal offset {position.s}, but its journal ends at {end}"
-            raise QueueHalted(f"{lost}: the log is not what was left; {_REBUILD_REMEDY}")
-        if begin > (0 if position is None else position.o):
-            cut = f"the op topic of queue {queue_id} begins at {begin}, behind what its successor needs"
-            raise QueueHalted(f"{cut}: a running settler writes that again in minutes, else {_REBUILD_REMEDY}")
+            position = positions.get(queue_id)
+            half, op = MessageQueue(self.topics.half, queue_id), MessageQueue(self.topics.op, queue_id)
+            end, begin = (await self.store.get_offsets(half)).maximum, (await self.store.get_offsets(op)).minimum
+            if position is not None and end < position.s:
+                lost = f"queue {queue_id} was decided up to journal offset {position.s}, but its journal ends at {end}"
+                raise QueueHalted(f"{lost}: the log is not what was left; {_REBUILD_REMEDY}")
+            if begin > (0 if position is None else position.o):
+                cut = f"the op topic of queue {queue_id} begins at {begin}, behind what its successor needs"
+                raise QueueHalted(f"{cut}: a running settler writes that again in minutes, else {_REBUILD_REMEDY}")
 
     async def give_up_untold(self, positions: Mapping[int, Position], now_ms: int) -> int:
         """How many had ended, and have lost the op message that said how: below L all others have one from O on.

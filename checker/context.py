@@ -169,7 +169,11 @@ class PullCheckPublisher:
             removed += await self._remove_stale(tenure)
             monotonic_ms = self._clock.monotonic_ms()
             if tenure.lying and monotonic_ms - tenure.ticked_ms >= _TICK_MS:
-                await self._tick(tenure, monotonic_ms)
+                tick_ms = tenure.next_tick_ms(monotonic_ms)
+                if not await self._board.tick(tenure.queue_id, tenure.owner, tick_ms):
+                    self._drop(tenure)
+                else:
+                    tenure.set_tick(tick_ms, monotonic_ms)
         return removed
 
     async def run_forever(self) -> None:
@@ -202,13 +206,6 @@ class PullCheckPublisher:
                 if tenure.stale.get(check.transaction_id) == check:
                     del tenure.stale[check.transaction_id]
         return len(batch)
-
-    async def _tick(self, tenure: _OwnershipEpoch, monotonic_ms: int) -> None:
-        tick_ms = tenure.next_tick_ms(monotonic_ms)
-        if not await self._board.tick(tenure.queue_id, tenure.owner, tick_ms):
-            self._drop(tenure)
-        else:
-            tenure.set_tick(tick_ms, monotonic_ms)
 
     async def _pause(self, pause_ms: int) -> None:
         for _ in range(pause_ms // _BOARD_INTERVAL_MS):

@@ -90,7 +90,7 @@ def check_url(url: str, policy: CallbackPolicy) -> CheckedUrl | str:
     port = int(match["port"]) if match["port"] else _DEFAULT_PORTS[scheme]
     if not 1 <= port <= 65_535:
         return "no such port"
-    if host.startswith("[") or _is_number(host):
+    if host.startswith("[") or (_NUMERIC.fullmatch(host.removesuffix(".").rpartition(".")[2]) is not None):
         return _check_literal(CheckedUrl(url, scheme, host.strip("[]"), port), policy)
     return _check_name(CheckedUrl(url, scheme, host, port), policy)
 
@@ -148,10 +148,6 @@ def _check_literal(checked: CheckedUrl, policy: CallbackPolicy) -> CheckedUrl | 
     if not is_allowed(checked.host, checked.port, policy, is_public=False):
         return _OWN
     return checked
-
-
-def _is_number(host: str) -> bool:
-    return _NUMERIC.fullmatch(host.removesuffix(".").rpartition(".")[2]) is not None
 
 
 def _is_within(address: Address, networks: Iterable[Network]) -> bool:

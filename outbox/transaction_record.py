@@ -123,7 +123,8 @@ def read_states(
 
 def insert_bars(conn: Connection, table: sa.Table, transaction_ids: Sequence[str], producer_group: str) -> None:
     """Bars those that have no record. Raises an error that `is_locked_out` if one may have, uncommitted."""
-    rows = _state_rows(transaction_ids, producer_group, BARRED)
+    rest = {"producer_group": producer_group, "state": BARRED, "at_ms": DatabaseNow()}
+    rows = [{"transaction_id": transaction_id, **rest} for transaction_id in transaction_ids]
     conn.execute(make_insert_missing(conn, table).values(rows))
 
 
@@ -262,11 +263,6 @@ def _insertion(table: sa.Table, *, is_postgres: bool) -> sa.Insert:
     # with synchronous_commit off, a check could see a local transaction that a crash then takes back
     at_ms = durable_now(is_postgres=is_postgres)
     return sa.insert(table).values(state=sa.literal_column(f"'{WRITTEN}'"), at_ms=at_ms)
-
-
-def _state_rows(transaction_ids: Sequence[str], producer_group: str, state: str) -> list[dict[str, Any]]:
-    rest = {"producer_group": producer_group, "state": state, "at_ms": DatabaseNow()}
-    return [{"transaction_id": transaction_id, **rest} for transaction_id in transaction_ids]
 
 
 def _postgres_limits(wait_ms: int, timeout_ms: int) -> Sequence[sa.ColumnElement[Any]]:

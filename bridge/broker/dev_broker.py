@@ -123,7 +123,10 @@ class DevBroker:
         java, jars = find_java(), fetch_jars(self._jar_folder, report)
         self._take_folder()
         try:
-            self._end_left_over()
+            left_over = find_left_over(self._pid_file, self._folder / "server.properties")
+            if left_over is not None:
+                stop_process(left_over.pid, self._folder / "server.properties", _STOP_TIMEOUT_S)
+            self._pid_file.unlink(missing_ok=True)
             self._cache = StartCache(jars, java)
             options = make_java_options(self._heap_mb, is_long_lived=self._is_long_lived)
             self._start_on_ports((str(java.path), *options, "-cp", f"{jars}/*"))
@@ -183,40 +186,28 @@ class DevBroker:
             remedy = "Stop it, or choose another data folder and other ports for this one."
             raise DataFolderInUse(f"a running process keeps its broker in {self._folder}", remedy)
 
-    def _end_left_over(self) -> None:
-        left_over = find_left_over(self._pid_file, self._folder / "server.properties")
-        if left_over is not None:
-            stop_process(left_over.pid, self._folder / "server.properties", _STOP_TIMEOUT_S)
-        self._pid_file.unlink(missing_ok=True)
-
     def _start_on_ports(self, command: tuple[str, ...], tries: int = _PORT_TRIES) -> None:
         """On others, if one that was chosen here, and that nobody knows yet, was taken before Kafka listened."""
         wishes = self._port, self._controller_port
         try:
-            self._start_once(command)
+            # decides the ports, once
+            if self._port is None:
+                self._port = choose_free_port()
+            while self._controller_port in (None, self._port):
+                self._controller_port = choose_free_port()
+            for port in (self._port, self._controller_port):
+                check_port(port, _REMEDY_FOR_TAKEN)
+            layout = BrokerLayout(self._folder, self._port, self._controller_port, self._settings)
+            if not self._format(layout, command) and layout.is_unclean:
+                self._fence(layout, command)
+            self._run(layout, command, make_properties(layout, layout.log_folder), layout.folder)
+            self._await_line(STARTED_LINE)
         except PortTaken:
             if None not in wishes or tries == 1:
                 raise
             self._end_process()
             self._port, self._controller_port = wishes
             self._start_on_ports(command, tries - 1)
-
-    def _start_once(self, command: tuple[str, ...]) -> None:
-        layout = self._lay_out()
-        if not self._format(layout, command) and layout.is_unclean:
-            self._fence(layout, command)
-        self._run(layout, command, make_properties(layout, layout.log_folder), layout.folder)
-        self._await_line(STARTED_LINE)
-
-    def _lay_out(self) -> BrokerLayout:
-        """Decides the ports, once."""
-        if self._port is None:
-            self._port = choose_free_port()
-        while self._controller_port in (None, self._port):
-            self._controller_port = choose_free_port()
-        for port in (self._port, self._controller_port):
-            check_port(port, _REMEDY_FOR_TAKEN)
-        return BrokerLayout(self._folder, self._port, self._controller_port, self._settings)
 
     def _format(self, layout: BrokerLayout, command: tuple[str, ...]) -> bool:
         """Makes the log folder, whole or not at all; False if it is there already."""

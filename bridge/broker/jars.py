@@ -151,7 +151,11 @@ def fetch_jars(folder: Path | None = None, report: Report | None = None, jars: J
 
 
 def _gather(folder: Path, jars: JarSet, report: Report) -> None:
-    _check_ours(folder)
+    # a folder given by mistake must not be emptied
+    strangers = [path.name for path in _files(folder) if path.suffix != ".jar" and path.name != _RECORD_NAME]
+    if strangers:
+        remedy = "Choose an empty or new folder for the jars."
+        raise CacheUnusable(f"{folder} holds other files ({strangers[0]})", remedy)
     staging = folder.with_name(folder.name + ".partial")
     staging.mkdir(exist_ok=True)
     for number, pin in enumerate(jars.pins, start=1):
@@ -176,14 +180,6 @@ def _provide(pin: PinnedJar, staging: Path, folder: Path, repository: MavenRepos
     scratch = staging / "scratch"
     repository.download(pin.repository_path, pin.sha256, scratch).replace(wanted)
     shutil.rmtree(scratch)
-
-
-def _check_ours(folder: Path) -> None:
-    """A folder given by mistake must not be emptied."""
-    strangers = [path.name for path in _files(folder) if path.suffix != ".jar" and path.name != _RECORD_NAME]
-    if strangers:
-        remedy = "Choose an empty or new folder for the jars."
-        raise CacheUnusable(f"{folder} holds other files ({strangers[0]})", remedy)
 
 
 def _remove_strangers(staging: Path, pins: Iterable[PinnedJar]) -> None:

@@ -446,7 +446,8 @@ def _refuse_messages(messages: Sequence[Message], limits: Limits) -> Refused | N
             return _invalid(f"/messages/{index}/headers", fault)
         size = count_body_bytes(message)
         if size > limits.max_message_bytes:
-            return _too_large(index, size, limits.max_message_bytes)
+            detail = f"key, value and headers have {size} bytes, the limit is {limits.max_message_bytes}"
+            return Refused(RefusalCode.MESSAGE_TOO_LARGE, detail, errors=((f"/messages/{index}", detail),))
     return None
 
 
@@ -465,8 +466,3 @@ def is_text(text: str, max_chars: int) -> bool:
 
 def _invalid(pointer: str, detail: str) -> Refused:
     return Refused(RefusalCode.INVALID_REQUEST, detail, errors=((pointer, detail),))
-
-
-def _too_large(index: int, size: int, max_bytes: int) -> Refused:
-    detail = f"key, value and headers have {size} bytes, the limit is {max_bytes}"
-    return Refused(RefusalCode.MESSAGE_TOO_LARGE, detail, errors=((f"/messages/{index}", detail),))

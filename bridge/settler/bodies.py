@@ -80,7 +80,8 @@ class PackedBodies:
 
     def put(self, transaction_id: str, stored: StoredMessage) -> int:
         """Bytes that it takes; 0: it was not taken."""
-        properties = _find_properties(stored.headers)
+        # the bridge's own header, which comes last
+        properties = stored.headers[-1][1] if stored.headers and stored.headers[-1][0] == PROPERTIES_HEADER else None
         is_small = len(stored.value or b"") <= _MAX_BYTES
         if properties is None or _ID in properties or not is_small or stored.queue_offset <= self._last:
             return 0
@@ -125,11 +126,6 @@ class PackedBodies:
         elif 2 * chunk.live < len(chunk.offsets):
             self._chunks[place] = chunk.shrink()
         return size
-
-
-def _find_properties(headers: Sequence[Header]) -> bytes | None:
-    """The bridge's own header, which comes last."""
-    return headers[-1][1] if headers and headers[-1][0] == PROPERTIES_HEADER else None
 
 
 # --- bodies of pending transactions ---

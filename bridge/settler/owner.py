@@ -322,10 +322,7 @@ class OwnedQueue(QueueOwner):
         if is_idle and not self._end.is_asked and self.now_ms() - self.state.journal_ms > self._config.idle_note_ms:
             self._end.ask()
             self._ports.stable_offsets.note([self._op_place(self.state.op_start - 1)])
-        self._follow_op_begin()
-
-    def _follow_op_begin(self) -> None:
-        """What somebody deletes of the op topic, its owner alone still knows: no successor could go on."""
+        # what somebody deletes of the op topic, its owner alone still knows: no successor could go on
         state = self.state
         begin = self._ports.stable_offsets.begins.get((self._writer.target.topics.op, self.queue_id), 0)
         if begin > state.op_needed and not state.is_cut:

@@ -1,7 +1,7 @@
 """Many rows in one statement, straight to the driver: SQLAlchemy's work for each row would cost more than the row."""
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import chain
 from secrets import randbelow
@@ -29,20 +29,17 @@ def insert_rows(
     if not rows:
         return
     if conn.dialect.name == "sqlite":
-        _insert_together(conn, partial(_insert, table.name, tuple(columns), "?", tuple(constants.items())), rows)
+        # as many rows in one statement as it may have values; what is left over one by one
+        statement = partial(_insert, table.name, tuple(columns), "?", tuple(constants.items()))
+        count = _SQLITE_VALUES // len(rows[0])
+        whole = len(rows) - len(rows) % count
+        for start in range(0, whole, count):
+            conn.exec_driver_sql(statement(count), tuple(chain.from_iterable(rows[start : start + count])))
+        if whole < len(rows):
+            conn.exec_driver_sql(statement(1), rows[whole:])
     else:
         for portion in chunks(rows, _PORTION):
             _copy(conn, table, (*columns, *constants), portion, tuple(constants.values()))
-
-
-def _insert_together(conn: Connection, statement: Callable[[int], str], rows: Rows) -> None:
-    """As many rows in one statement as it may have values; what is left over one by one."""
-    count = _SQLITE_VALUES // len(rows[0])
-    whole = len(rows) - len(rows) % count
-    for start in range(0, whole, count):
-        conn.exec_driver_sql(statement(count), tuple(chain.from_iterable(rows[start : start + count])))
-    if whole < len(rows):
-        conn.exec_driver_sql(statement(1), rows[whole:])
 
 
 def _copy(conn: Connection, table: sa.Table, columns: Sequence[str], rows: Rows, more: tuple[Any, ...]) -> None:

@@ -103,9 +103,6 @@ class Fold:
         else:
             _describe(row, entry, self._times_of(half.group))
             self.enriched[transaction_id] = row
-        self._add_keys(row, entry)
-
-    def _add_keys(self, row: ProjectedRow, entry: HalfEntry) -> None:
         seen = dict.fromkeys((m.topic, make_search_key(m.key)) for m in entry.messages)
         self.keys += [KeyRow(topic, row.born_ms, row.id, n, key) for n, (topic, key) in enumerate(seen)]
 

@@ -244,7 +244,10 @@ def _apply(conn: Connection, chunk: Chunk, usual: UsualStories, times_of: TimesO
     fold = Fold(chunk.queue_id, _load(conn, rest.transaction_ids()), times_of)
     fold.apply(rest.halves, rest.ops, rest.others)
     new = [row for row in fold.moved.values() if row.is_new]
-    _write_usual(conn, usual)
+    for shape, rows in ((PREPARED_ROWS, usual.prepared), (COMMITTED_ROWS, usual.committed)):
+        insert_rows(conn, transactions, shape.columns, rows, shape.constants)
+    if update_rows(conn, transactions, ENDED_ROWS.columns, usual.ended, ENDED_ROWS.constants) != len(usual.ended):
+        raise NotAsKnown
     _write_rows(conn, fold, new)
     insert_rows(conn, transaction_keys, KeyRow._fields, [*usual.keys, *fold.keys])
     insert_rows(conn, timeline_events, EventRow._fields, fold.events)
@@ -259,13 +262,6 @@ def _apply(conn: Connection, chunk: Chunk, usual: UsualStories, times_of: TimesO
 def _load(conn: Connection, transaction_ids: Iterable[str]) -> dict[str, ProjectedRow]:
     rows = [load_row(values) for values in select_many(conn, transactions, LOADED_COLUMNS, sorted(transaction_ids))]
     return {row.transaction_id: row for row in rows}
-
-
-def _write_usual(conn: Connection, usual: UsualStories) -> None:
-    for shape, rows in ((PREPARED_ROWS, usual.prepared), (COMMITTED_ROWS, usual.committed)):
-        insert_rows(conn, transactions, shape.columns, rows, shape.constants)
-    if update_rows(conn, transactions, ENDED_ROWS.columns, usual.ended, ENDED_ROWS.constants) != len(usual.ended):
-        raise NotAsKnown
 
 
 def _write_rows(conn: Connection, fold: Fold, new: Sequence[ProjectedRow]) -> None:

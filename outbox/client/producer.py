@@ -56,7 +56,9 @@ class CheckPool:
 
     def answer(self, checks: Sequence[C], timeout_s: float) -> Generator[tuple[C, Resolution]]:
         """Answers as they become known, until the time is over."""
-        self._renew_after_fork()
+        # threads are not inherited
+        if self._pid != os.getpid():
+            self._make()
         deadline_s = time.monotonic() + timeout_s
         asked = {future: check for check in checks if (future := self._submit(check)) is not None}
         try:
@@ -97,11 +99,6 @@ class CheckPool:
         self._lock = threading.Lock()
         self._places = self._max_places
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="outbox-check")
-
-    def _renew_after_fork(self) -> None:
-        """Threads are not inherited."""
-        if self._pid != os.getpid():
-            self._make()
 
 
 class AsyncCheckPool:

@@ -368,7 +368,7 @@ class RetryPolicy:
                 return RetryAfter(0.0)
         if isinstance(told, Problem):
             self._note_problem(told)
-            if not self._is_passing(told):
+            if not (told.status in _TEMPORARY or told.status >= 500):
                 raise self._refused(told)
             return self._again(told.retry_after_s, now_s)
         self._why, self._cause = told.why, told.cause or self._cause
@@ -399,9 +399,6 @@ class RetryPolicy:
         """Reading changes nothing, whatever becomes of it."""
         is_read = isinstance(self._call, Request) and self._call.method == "GET"
         self._is_doubtful = self._is_doubtful or (is_doubtful and not is_read)
-
-    def _is_passing(self, problem: Problem) -> bool:
-        return problem.status in _TEMPORARY or problem.status >= 500
 
     def _refused(self, problem: Problem) -> OutboxError:
         """The refusal of a repeat does not speak of the try before it, unless it says what is recorded."""

@@ -116,15 +116,13 @@ def parse_thresholds(document: Mapping[str, Any]) -> Thresholds:
         if not isinstance(limits, Mapping):
             raise BadUsage(f"thresholds: {place} are {limits!r}, no object", _THRESHOLDS_REMEDY)
         for kind, limit in limits.items():
-            _check_limit(place, kind, limit)
+            if kind not in FindingKind.__members__:
+                raise BadUsage(
+                    f"thresholds: {place}: there is no kind {kind!r}", f"Kinds are {', '.join(FindingKind)}."
+                )
+            if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
+                raise BadUsage(f"thresholds: {place}: {kind} is {limit!r}", "Numbers are whole, from 0.")
     return Thresholds(kinds, topics)
-
-
-def _check_limit(place: str, kind: str, limit: object) -> None:
-    if kind not in FindingKind.__members__:
-        raise BadUsage(f"thresholds: {place}: there is no kind {kind!r}", f"Kinds are {', '.join(FindingKind)}.")
-    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
-        raise BadUsage(f"thresholds: {place}: {kind} is {limit!r}", "Numbers are whole, from 0.")
 
 
 def decide_exit(findings: Iterable[Finding], thresholds: Thresholds, *, is_strict: bool) -> int:

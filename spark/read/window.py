@@ -185,17 +185,13 @@ def find_landed(folder: Path, since: Starts | None = None, *, window: Window | N
     chosen: list[tuple[Path, Window]] = []
     for unit in reversed(units):
         chosen.insert(0, (unit, window_of(unit)))
-        if _is_enough(chosen[0][1], starts):
+        # whether nothing before this unit is wanted
+        if all(place in starts and extent.start <= starts[place] for place, extent in chosen[0][1].extents.items()):
             break
     whole = _narrow(_join([one for _, one in chosen], folder), starts, folder)
     if window is not None:
         _check_within(window, whole, folder)
     return IngestedWindow(window or whole, [unit for unit, _ in chosen])
-
-
-def _is_enough(window: Window, starts: Starts) -> bool:
-    """Whether nothing before this unit is wanted."""
-    return all(place in starts and extent.start <= starts[place] for place, extent in window.extents.items())
 
 
 def _join(windows: Sequence[Window], folder: Path) -> Window:

@@ -69,7 +69,10 @@ class Injector:
         self._number = 0
         self._late: list[Planted] = []
         self.rows: list[tuple[str, str, str, int]] = []  # of transaction records: id, group, state, time
-        self._writer = self._make_writer()
+        options = {"transactional.id": f"{self._stage.prefix}selftest", "linger.ms": 20}
+        writer = Producer({**self._kafka, **options})
+        writer.init_transactions(_TIMEOUT_S)
+        self._writer = writer
         self._plain = Producer({**self._kafka, "enable.idempotence": True, "linger.ms": 20})
 
     def create_topics(self) -> None:
@@ -126,12 +129,6 @@ class Injector:
         self._plain.flush(_TIMEOUT_S)
         self._settle(self._late, is_late=True)
         self._late = []
-
-    def _make_writer(self) -> Producer:
-        options = {"transactional.id": f"{self._stage.prefix}selftest", "linger.ms": 20}
-        writer = Producer({**self._kafka, **options})
-        writer.init_transactions(_TIMEOUT_S)
-        return writer
 
     def _name(self, tale: Scenario) -> Planted:
         self._number += 1

@@ -253,7 +253,13 @@ class KafkaTopicAdmin:
         answers = await self._asker.ask_each(lambda client, timeout_s: {name: request(client, timeout_s)[name]})
         answer = answers[name]
         if not isinstance(answer, KafkaException):
-            await self._await_visible(name, is_there=is_there)
+            # the controller has made or deleted it; brokers learn of it a moment later. Raises StoreTimeout
+            end = time.monotonic() + _VISIBLE_S
+            while ((await self.describe_topics([name]))[name] is not None) is not is_there:
+                if time.monotonic() > end:
+                    done = "made" if is_there else "deleted"
+                    raise StoreTimeout(f"topic {name} was {done}, but not every broker knows it yet")
+                await asyncio.sleep(_LOOK_S)
             return True
         already = KafkaError.TOPIC_ALREADY_EXISTS if is_there else KafkaError.UNKNOWN_TOPIC_OR_PART
         if error_of(answer).code() == already:
@@ -305,15 +311,6 @@ class KafkaTopicAdmin:
             return found
         # a broker that has just started cannot tell yet, as for other errors that are no denial
         return () if error_of(answer).code() == KafkaError.GROUP_AUTHORIZATION_FAILED else None
-
-    async def _await_visible(self, name: str, *, is_there: bool) -> None:
-        """The controller has made or deleted it; brokers learn of it a moment later. Raises StoreTimeout."""
-        end = time.monotonic() + _VISIBLE_S
-        while ((await self.describe_topics([name]))[name] is not None) is not is_there:
-            if time.monotonic() > end:
-                done = "made" if is_there else "deleted"
-                raise StoreTimeout(f"topic {name} was {done}, but not every broker knows it yet")
-            await asyncio.sleep(_LOOK_S)
 
     async def close(self) -> None:
         """Lets the client go."""

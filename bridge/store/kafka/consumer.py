@@ -249,21 +249,18 @@ class KafkaQueueReader:
 
     async def get(self, max_count: int, max_wait_ms: int) -> GetResult:
         if self._left is None:
-            self._left = await self._get_more(max_count, max_wait_ms)
+            # a caller that is cancelled loses nothing: the next one gets what its read has found
+            if self._running is None:
+                self._running = self._thread.submit(lambda: self._follower.read(max_count, max_wait_ms))
+            result = await asyncio.shield(self._running)
+            self._running = None
+            self._left = result
         given, self._left = _split(self._left, max_count)
         return given
 
     async def close(self) -> None:
         self._follower.is_closing = True
         await self._thread.close(self._follower.close)
-
-    async def _get_more(self, max_count: int, max_wait_ms: int) -> GetResult:
-        """A caller that is cancelled loses nothing: the next one gets what its read has found."""
-        if self._running is None:
-            self._running = self._thread.submit(lambda: self._follower.read(max_count, max_wait_ms))
-        result = await asyncio.shield(self._running)
-        self._running = None
-        return result
 
 
 def _split(result: GetResult, max_count: int) -> tuple[GetResult, GetResult | None]:
@@ -303,7 +300,8 @@ class _Follower:
         give_up_at, began = time.monotonic() + max_wait_ms / 1000, self._position
         messages: list[StoredMessage] = []
         while not messages and self._position == began:  # who reads to an end that markers hold need not wait there
-            self._raise_failure()
+            if self._failure is not None:
+                raise self._failure
             left_s = give_up_at - time.monotonic()
             first = consumer.poll(min(max(left_s, 0), POLL_S))
             self._look_for_loss()
@@ -349,10 +347,6 @@ class _Follower:
         """A deleted queue is reported to `error_cb`, not as a record."""
         if self._errors.codes & GONE:
             self._failure = StoreUnavailable(f"{self._queue.topic}[{self._queue.queue_id}]: {self._errors.last_error}")
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
 
     def _make_result(self, consumer: Consumer, messages: Sequence[StoredMessage]) -> GetResult:
         status = GetStatus.FOUND if messages else GetStatus.NO_NEW_MSG

@@ -75,17 +75,14 @@ class OffsetClient:
             await asyncio.wait([before])
             self._running[queue] = self._waiting.pop(queue)
         try:
-            return await self._ask_offsets(queue)
+            minimum, stable, maximum = await asyncio.gather(
+                self._find(queue, _EARLIEST, _UNCOMMITTED),
+                self._find(queue, _LATEST, _COMMITTED),
+                self._find(queue, _LATEST, _UNCOMMITTED),  # the true end, whatever is open
+            )
+            return QueueOffsets(minimum, max(stable, minimum), max(maximum, stable, minimum))
         finally:
             del self._running[queue]
-
-    async def _ask_offsets(self, queue: MessageQueue) -> QueueOffsets:
-        minimum, stable, maximum = await asyncio.gather(
-            self._find(queue, _EARLIEST, _UNCOMMITTED),
-            self._find(queue, _LATEST, _COMMITTED),
-            self._find(queue, _LATEST, _UNCOMMITTED),  # the true end, whatever is open
-        )
-        return QueueOffsets(minimum, max(stable, minimum), max(maximum, stable, minimum))
 
     async def get_offset_by_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """First offset whose timestamp is not before; -1 if there is none. Raises StoreError."""
@@ -181,7 +178,11 @@ class OffsetClient:
         `rd_kafka_topic_partition_list_query_leaders_async`).
         """
         if not self._knows_leader(queue):
-            await self._look_for_leaders()
+            # all topics, as a request that names one could create it; once for all who wait. Raises StoreError
+            if self._look is None:
+                self._look = asyncio.create_task(self._read_leaders())
+                self._look.add_done_callback(take_error)
+            await asyncio.shield(self._look)
         if self._knows_leader(queue):
             return await self._ask(queue, spec, isolation)
         unknown = f"{queue.topic}[{queue.queue_id}] has no leader, or is not there"
@@ -190,13 +191,6 @@ class OffsetClient:
     def _knows_leader(self, queue: MessageQueue) -> bool:
         is_known = queue in self._led and self._led_by == self._asker.generation
         return is_known and time.monotonic() < self._led_until
-
-    async def _look_for_leaders(self) -> None:
-        """All topics, as a request that names one could create it; once for all who wait. Raises StoreError."""
-        if self._look is None:
-            self._look = asyncio.create_task(self._read_leaders())
-            self._look.add_done_callback(take_error)
-        await asyncio.shield(self._look)
 
     async def _read_leaders(self) -> None:
         until, asked = time.monotonic() + _LEADERS_S, self._asker.generation
