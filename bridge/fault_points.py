@@ -5,8 +5,8 @@ Then the process ends at the n-th passing as if killed: no `finally`, no flush. 
 """
 
 import difflib
+import itertools
 import os
-import threading
 from enum import Enum, unique
 from typing import NamedTuple
 
@@ -115,29 +115,14 @@ class ArmedFault(NamedTuple):
     passing: int
 
 
-class _Countdown:
-    """Points are passed in several threads."""
-
-    def __init__(self, fault: ArmedFault) -> None:
-        self._point = fault.point
-        self._left = fault.passing
-        self._lock = threading.Lock()
-
-    def reach(self, point: FaultPoint) -> None:
-        if point is self._point:
-            with self._lock:
-                self._left -= 1
-                if self._left == 0:
-                    os._exit(EXIT_KILLED)
-
-
-_countdown: _Countdown | None = None
+_armed: ArmedFault | None = None
+_passings = itertools.count(1)  # of that point, in several threads: the next number is taken in one step
 
 
 def reach(point: FaultPoint) -> None:
     """Ends the process here if it was armed for this passing; next to nothing otherwise."""
-    if _countdown is not None:
-        _countdown.reach(point)
+    if _armed is not None and point is _armed.point and next(_passings) == _armed.passing:
+        os._exit(EXIT_KILLED)
 
 
 def parse_fault(text: str) -> ArmedFault:
@@ -156,5 +141,5 @@ def parse_fault(text: str) -> ArmedFault:
 
 def arm(fault: ArmedFault) -> None:
     """From now on this process dies there. For tests of crashes; nothing disarms it."""
-    global _countdown  # noqa: PLW0603 - one process, one death
-    _countdown = _Countdown(fault)
+    global _armed  # noqa: PLW0603 - one process, one death
+    _armed = fault
