@@ -281,7 +281,9 @@ class _Process:
             raise ConfigError(
                 f"tables are at {revisions.current}, {revisions.needed} is needed: run outbox-bridge migrate"
             )
-        await self._refuse_without_rights(roles)
+        # where Kafka does not tell now, whoever needs a right finds out
+        with contextlib.suppress(StoreError):
+            refuse_denied(await find_denied(self._kafka.admin, roles, internal_topics(self._settings)))
         await self._own.run_once()
         await self.node.start(roles)
         shared = shared_settings(self._settings, is_called=roles.is_called, is_door=roles.remoting)
@@ -294,11 +296,6 @@ class _Process:
         self.node.run("processes", self._board.run_forever())
         self.node.run("kafka-version", self._versions.run_forever())
         self.node.run("heap", HeapLoop(self._clock, make_heap_acts()).run_forever())
-
-    async def _refuse_without_rights(self, roles: Roles) -> None:
-        """Where Kafka does not tell now, whoever needs a right finds out."""
-        with contextlib.suppress(StoreError):
-            refuse_denied(await find_denied(self._kafka.admin, roles, internal_topics(self._settings)))
 
     async def make_servers(self, face: Face | None) -> Sequence[ApiServer]:
         """The HTTP side: the whole API, or health alone where the process has no api role; metrics, if apart."""

@@ -223,18 +223,6 @@ def decode_answers(body: bytes, asked: Mapping[str, str]) -> Answers:
     entries = document["resolutions"]
     if not isinstance(entries, list):
         return Answers({}, is_well_formed=False)
-    return _read_entries(entries, asked)
-
-
-def _load(body: bytes) -> object:
-    """The document; None if there is none."""
-    try:
-        return json.loads(body.decode(), object_pairs_hook=unique_members, parse_constant=refuse_constant)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _read_entries(entries: Sequence[object], asked: Mapping[str, str]) -> Answers:
     found: dict[str, Resolution | None] = {}
     remarks: dict[str, str] = {}
     strange = 0
@@ -249,6 +237,14 @@ def _read_entries(entries: Sequence[object], asked: Mapping[str, str]) -> Answer
             remarks[transaction_id] = remark
     resolutions = {transaction_id: word for transaction_id, word in found.items() if word is not None}
     return Answers(resolutions, strange=strange + len(found) - len(resolutions), remarks=remarks)
+
+
+def _load(body: bytes) -> object:
+    """The document; None if there is none."""
+    try:
+        return json.loads(body.decode(), object_pairs_hook=unique_members, parse_constant=refuse_constant)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _read_resolution(entry: Mapping[str, object], nonce: str) -> Resolution | None:

@@ -84,7 +84,11 @@ class ConcurrencyLimiter:
         self._used[known.standing] -= 1
         known.in_use -= 1
         if was_answered is not None:
-            self._learn(known, was_answered)
+            # its rounds that still run count where the group now belongs
+            self._used[known.standing] -= known.in_use
+            known.standing = _Standing.ANSWERED if was_answered else _Standing.SILENT
+            self._used[known.standing] += known.in_use
+            known.limit = min(known.most, known.limit + 1) if was_answered else max(1, known.limit // 2)
         if known.turn:
             self._queue(group, known)
 
@@ -108,13 +112,6 @@ class ConcurrencyLimiter:
         """How many rounds the group may have at once now."""
         known = self._groups.get(group)
         return known.limit if known else 1
-
-    def _learn(self, known: _Group, was_answered: bool) -> None:
-        """Its rounds that still run count where the group now belongs."""
-        self._used[known.standing] -= known.in_use
-        known.standing = _Standing.ANSWERED if was_answered else _Standing.SILENT
-        self._used[known.standing] += known.in_use
-        known.limit = min(known.most, known.limit + 1) if was_answered else max(1, known.limit // 2)
 
     def _queue(self, group: str, known: _Group) -> None:
         """A group at its own limit waits aside, until a round of its own ends."""

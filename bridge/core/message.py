@@ -155,7 +155,12 @@ def _is_strict_json(text: str) -> bool:
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return False
-    return _is_shallow(value)
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [inner for outer in level for inner in _children(outer)]
+        if not level:
+            return True
+    return False
 
 
 def unique_members(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -180,15 +185,6 @@ def _finite(number: str) -> float:
 _STRICT = json.JSONDecoder(
     object_pairs_hook=unique_members, parse_constant=refuse_constant, parse_float=_finite, parse_int=_finite
 )
-
-
-def _is_shallow(value: object) -> bool:
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [inner for outer in level for inner in _children(outer)]
-        if not level:
-            return True
-    return False
 
 
 def _children(value: object) -> Iterable[object]:

@@ -139,7 +139,10 @@ def decode_op(transaction_id: str, value: bytes) -> OpMessage:
     """The state of a transaction. Raises MalformedRecord and UnknownRecordVersion."""
     op = _read(_op_decoder, value)
     if _ESCAPE in value:
-        _check_names(op)
+        # names are written as they are: none may hold what would end its text
+        for name in (op.group, op.by or "", *[receipt.topic for receipt in op.receipts]):
+            if _ESCAPED.search(name):
+                raise MalformedRecord(f"op message: {name!r} is no name")
     return _make_op(transaction_id, op)
 
 
@@ -371,13 +374,6 @@ def _read(decoder: "msgspec.json.Decoder[_Read]", value: bytes) -> _Read:
     if read.v != 1:
         raise UnknownRecordVersion(f"op message version {read.v}")
     return read
-
-
-def _check_names(op: _Op) -> None:
-    """Names are written as they are: none may hold what would end its text."""
-    for name in (op.group, op.by or "", *[receipt.topic for receipt in op.receipts]):
-        if _ESCAPED.search(name):
-            raise MalformedRecord(f"op message: {name!r} is no name")
 
 
 def _check_version(value: bytes) -> None:
