@@ -29,7 +29,7 @@ from api.cli.output import (
     message_console,
     say,
     show_document,
-    show_members,
+    show_record,
     show_rows,
 )
 from api.cli.transactions import (
@@ -210,8 +210,6 @@ def _look_after(url: str, job_id: str, total: int | None, noticed: threading.Eve
 
 
 def _show_job(job: HttpReply, output: Output) -> None:
-    if output is not Output.TABLE:
-        show_document(job.raw, output)
-        return
     shown = job.members
-    show_members([("job", shown["job_id"]), ("state", shown["state"]), *shown["counts"].items()])
+    members = [("job", shown["job_id"]), ("state", shown["state"]), *shown["counts"].items()]
+    show_record(members, job.raw, output)

@@ -147,16 +147,9 @@ def render_counts(counted: GroupStats, now_ms: int) -> GroupCountsAnswer:
 
 def _counts(counted: GroupStats, now_ms: int) -> dict[str, Any]:
     oldest = counted.oldest_pending_ms
-    return {
-        "prepared": counted.prepared,
-        "committed": counted.committed,
-        "blocked": counted.blocked,
-        "abandoned": counted.abandoned,
-        "rolled_back": counted.rolled_back,
-        "parked": counted.parked,
-        "pending": counted.pending,
-        "oldest_pending_seconds": None if oldest is None else max(0, now_ms - oldest) / 1000,
-    }
+    names = ("prepared", "committed", "blocked", "abandoned", "rolled_back", "parked", "pending")
+    age_s = None if oldest is None else max(0, now_ms - oldest) / 1000
+    return {**{name: getattr(counted, name) for name in names}, "oldest_pending_seconds": age_s}
 
 
 PAGE_PARAMETERS = frozenset({"limit", "cursor"})

@@ -149,7 +149,10 @@ class PendingReplies:
         key = transaction_id.encode()
         slots = self.by_id.get(key, ())
         kept = [slot for slot in slots if slot[2] != request]
-        self._keep(key, kept)
+        if kept:
+            self.by_id[key] = kept
+        else:
+            self.by_id.pop(key, None)
         self._count -= len(slots) - len(kept)
         return len(kept) < len(slots)
 
@@ -184,12 +187,6 @@ class PendingReplies:
             self._count -= 1
         if kept:
             self.by_id[key] = kept
-
-    def _keep(self, key: bytes, kept: list[_Slot]) -> None:
-        if kept:
-            self.by_id[key] = kept
-        else:
-            self.by_id.pop(key, None)
 
 
 def _is_interim(view: TransactionView) -> bool:

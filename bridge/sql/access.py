@@ -3,7 +3,7 @@
 import hmac
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from secrets import token_bytes
 from typing import NamedTuple
@@ -230,15 +230,7 @@ def record_act(conn: Connection, entry: ActEntry) -> None:
     there: until COMMIT all others who add to the audit wait, and none of them may then be waited for. Raises
     SecretUnreadable."""
     move_version(conn, audit_turn)
-    values = {
-        "at_ms": entry.at_ms,
-        "actor": entry.actor,
-        "what": entry.what,
-        "target": entry.target,
-        "reason": entry.reason,
-        "before": _encode(entry.before),
-        "after": _encode(entry.after),
-    }
+    values = asdict(entry) | {"before": _encode(entry.before), "after": _encode(entry.after)}
     audit_id = conn.execute(sa.insert(audit).values(values).returning(audit.c.id)).scalar_one()
     _add_links(conn, [AuditRow(audit_id, **values)], None)  # type: ignore[arg-type]
 

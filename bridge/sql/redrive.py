@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from itertools import islice
 from typing import Any
@@ -44,22 +44,8 @@ class RedriveJob:
 
 def create_job(conn: Connection, job: RedriveJob) -> None:
     """Keeps a new job, claimed by nobody."""
-    conn.execute(
-        sa.insert(redrive_jobs).values(
-            job_id=job.job_id,
-            created_ms=job.created_ms,
-            updated_ms=job.updated_ms,
-            actor=job.actor,
-            reason=job.reason,
-            filter=json.dumps(job.filter),
-            action=job.action,
-            rate_per_s=job.rate_per_s,
-            state=job.state.value,
-            cursor=job.cursor,
-            counts=json.dumps(job.counts),
-            lease_until_ms=0,
-        )
-    )
+    texts = {"filter": json.dumps(job.filter), "state": job.state.value, "counts": json.dumps(job.counts)}
+    conn.execute(sa.insert(redrive_jobs).values(asdict(job) | texts | {"lease_until_ms": 0}))
 
 
 def find_job(conn: Connection, job_id: str) -> RedriveJob | None:
@@ -132,16 +118,6 @@ def stop_job(conn: Connection, job_id: str, now_ms: int) -> bool:
 
 
 def _make_job(row: sa.Row[Any]) -> RedriveJob:
-    return RedriveJob(
-        row.job_id,
-        row.created_ms,
-        row.updated_ms,
-        row.actor,
-        row.reason,
-        json.loads(row.filter),
-        row.action,
-        row.rate_per_s,
-        JobState(row.state),
-        row.cursor,
-        json.loads(row.counts),
-    )
+    members = {member.name: getattr(row, member.name) for member in fields(RedriveJob)}
+    read = {"filter": json.loads(row.filter), "state": JobState(row.state), "counts": json.loads(row.counts)}
+    return RedriveJob(**members | read)
