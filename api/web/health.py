@@ -19,13 +19,11 @@ from bridge.clock import Clock
 from bridge.core.errors import SqlUnavailable, StoreError
 from bridge.core.grants import Rights, Verb
 from bridge.core.transaction import show_time
-from bridge.log_watch import REMEDY, BodyWatch, LogWatch, StableOffsetWatch
+from bridge.log_watch import REMEDY, LogWatch
 from bridge.node import Node
 from bridge.projector import Projector
-from bridge.service.audit import AuditHeads, AuditTopic
 from bridge.service.canary import Canary
 from bridge.service.contract import Refused
-from bridge.service.journal import Journal
 from bridge.service.reads import SearchService
 from bridge.service.replies import OpFollower
 from bridge.settler.settler import Hold, Settler
@@ -34,7 +32,6 @@ from bridge.sql.engine import Database
 from bridge.sql.identity import ProcessBoard
 from bridge.sql.rows import read_positions
 from bridge.store.message_store import TopicAdmin
-from bridge.store.op_topic import SealWatch
 from bridge.topology import TopologyGuard
 
 MAX_SETTLE_LAG_MS = 60_000
@@ -46,6 +43,11 @@ _MISSING = (
     "journal offsets hold no record: it was compacted before they were read, and what was prepared there is lost, or "
     "another program writes to it in Kafka transactions"
 )
+_FORGED = (
+    "op records are not the owner's: this process has another database than the settlers (database_url), or somebody "
+    "else writes to the topic"
+)
+_PAUSED = "an operator has paused prepares of all groups; `outbox-bridge resume` takes them again"
 _KAFKA_ANSWER_MS = 1_500  # below CHECK_TIMEOUT_S: what the client complains of is to be told
 
 
@@ -63,30 +65,33 @@ def make_readiness(
         "kafka": lambda: _kafka(node.backing.admin, kafka_error, kafka_warning),
         "sql": lambda: check_sql(node.backing.database, processes),
         "topology": lambda: _topology(node.guard),
-        "op-records": lambda: _op_records(node.seal_watch),
+        "op-records": lambda: _mild(f"{node.seal_watch.forged} {_FORGED}" if node.seal_watch.forged else ""),
         "log": lambda: _log(node.log),
-        "bodies": lambda: _bodies(node.bodies),
+        "bodies": lambda: _mild(node.bodies.describe(), is_of_groups=True),
         "secrets": lambda: _secrets(node.directory),
-        "prepares": lambda: _prepares(node.directory),
+        "prepares": lambda: _mild("" if node.directory.accepts_prepares else _PAUSED),
     }
     if (settler := node.settler) is not None:
         checks["settler"] = lambda: _settler(settler)
-        checks["stable-offsets"] = lambda: _stable_offsets(node.stable_offsets)
+        checks["stable-offsets"] = lambda: _mild(node.stable_offsets.describe())
     if (projector := node.projector) is not None:
         checks["projector"] = lambda: _projector(projector)
     if processes is not None:
-        checks["processes"] = lambda: _processes(processes)
+        checks["processes"] = lambda: _mild(processes.describe())
     if versions is not None:
-        checks["kafka-version"] = lambda: _kafka_version(versions)
+        checks["kafka-version"] = lambda: _mild(versions.outdated)
     if certificates is not None:
         checks["certificates"] = lambda: _certificates(certificates, node.backing.clock)
     if node.roles.is_called:
-        checks["journal"] = lambda: _journal(node.journal)
+        # degraded only: nobody would try it any more at a process that is sent nothing
+        checks["journal"] = lambda: _mild(node.journal.describe_refusals())
         checks["answers"] = lambda: _answers(node.follower)
         checks["settling"] = lambda: _settling(node.search)
-        checks["audit"] = lambda: _audit(node.audit_heads)
+        checks["audit"] = lambda: _mild(node.audit_heads.fault)
     if (audit_topic := node.audit_topic) is not None and node.roles.is_called:
-        checks["audit-topic"] = lambda: _audit_topic(audit_topic)
+        checks["audit-topic"] = lambda: _mild(
+            audit_topic.fault and f"acts are not told in {audit_topic.topic}: {audit_topic.fault}"
+        )
     if (canary := node.canary) is not None and node.roles.api:
         checks["canary"] = lambda: _canary(canary)
     return checks
@@ -100,8 +105,7 @@ async def _kafka(
             await admin.ping()
     except (StoreError, TimeoutError) as error:
         return CheckResult(is_ok=False, detail=kafka_error() or str(error) or "no answer")
-    warning = kafka_warning()
-    return CheckResult(is_ok=not warning, is_degraded=True, detail=warning)
+    return await _mild(kafka_warning())
 
 
 async def check_sql(database: Database, processes: ProcessBoard | None = None) -> CheckResult:
@@ -114,33 +118,18 @@ async def check_sql(database: Database, processes: ProcessBoard | None = None) -
     if database.is_overloaded:
         return CheckResult(is_ok=False, detail="the database is overloaded: calls are sent away")
     if processes is not None and processes.failure:
-        return CheckResult(is_ok=False, is_degraded=True, detail=f"nothing can be written: {processes.failure}")
+        return await _mild(f"nothing can be written: {processes.failure}")
     return CheckResult(is_ok=True)
+
+
+async def _mild(fault: str, *, is_of_groups: bool = False) -> CheckResult:
+    """Degraded while there is a fault: promises are kept meanwhile."""
+    return CheckResult(is_ok=not fault, is_degraded=True, detail=fault, is_of_groups=is_of_groups)
 
 
 async def _topology(guard: TopologyGuard) -> CheckResult:
     told = [*guard.faults, *guard.away]
     return CheckResult(is_ok=not told, is_degraded=not guard.faults, detail="; ".join(map(str, told)))
-
-
-async def _processes(board: ProcessBoard) -> CheckResult:
-    differ = board.describe()
-    return CheckResult(is_ok=not differ, is_degraded=True, detail=differ)
-
-
-async def _kafka_version(versions: VersionWatch) -> CheckResult:
-    return CheckResult(is_ok=not versions.outdated, is_degraded=True, detail=versions.outdated)
-
-
-async def _op_records(seal_watch: SealWatch) -> CheckResult:
-    forged = seal_watch.forged
-    if forged:
-        detail = (
-            f"{forged} op records are not the owner's: this process has another database than the settlers "
-            "(database_url), or somebody else writes to the topic"
-        )
-        return CheckResult(is_ok=False, is_degraded=True, detail=detail)
-    return CheckResult(is_ok=True)
 
 
 async def _log(log: LogWatch) -> CheckResult:
@@ -149,39 +138,19 @@ async def _log(log: LogWatch) -> CheckResult:
     return CheckResult(is_ok=not (told or fault), detail="; ".join([*told, *([fault] if fault else [])]))
 
 
-async def _bodies(bodies: BodyWatch) -> CheckResult:
-    told = bodies.describe()
-    return CheckResult(is_ok=not told, is_degraded=True, detail=told, is_of_groups=True)
-
-
-async def _stable_offsets(watch: StableOffsetWatch) -> CheckResult:
-    told = watch.describe()
-    return CheckResult(is_ok=not told, is_degraded=True, detail=told)
-
-
 async def _secrets(directory: SqlDirectory) -> CheckResult:
     told = "; ".join(directory.damaged)
     remedy = "; restore the row, or make another secret (`outbox-bridge group rotate-secret`) or put the endpoint again"
-    return CheckResult(is_ok=not told, is_degraded=True, detail=told and told + remedy, is_of_groups=True)
-
-
-async def _prepares(directory: SqlDirectory) -> CheckResult:
-    told = "an operator has paused prepares of all groups; `outbox-bridge resume` takes them again"
-    is_ok = directory.accepts_prepares
-    return CheckResult(is_ok=is_ok, is_degraded=True, detail="" if is_ok else told)
-
-
-async def _audit_topic(topic: AuditTopic) -> CheckResult:
-    told = f"acts are not told in {topic.topic}: {topic.fault}" if topic.fault else ""
-    return CheckResult(is_ok=not told, is_degraded=True, detail=told)
+    return await _mild(told and told + remedy, is_of_groups=True)
 
 
 async def _canary(canary: Canary) -> CheckResult:
     last = canary.last
     if last is None or last.failure is None:
         return CheckResult(is_ok=True)
-    detail = f"the canary of {show_time(last.began_ms)} has not arrived in {canary.config.topic}: {last.failure}"
-    return CheckResult(is_ok=False, is_degraded=True, detail=detail)
+    return await _mild(
+        f"the canary of {show_time(last.began_ms)} has not arrived in {canary.config.topic}: {last.failure}"
+    )
 
 
 async def _settler(settler: Settler) -> CheckResult:
@@ -192,12 +161,12 @@ async def _settler(settler: Settler) -> CheckResult:
     if waiting:
         return CheckResult(is_ok=False, detail=f"queues being taken over: {waiting}")
     if cut := [q for q, s in settler.status.items() if s.is_cut]:
-        return CheckResult(is_ok=False, is_degraded=True, detail=f"queues {cut}: {_CUT}")
+        return await _mild(f"queues {cut}: {_CUT}")
     if missing := sum(status.counts.missing for status in settler.status.values()):
-        return CheckResult(is_ok=False, is_degraded=True, detail=f"{missing} {_MISSING}")
+        return await _mild(f"{missing} {_MISSING}")
     quarantined = sum(status.counts.quarantined for status in settler.status.values())
     if quarantined:
-        return CheckResult(is_ok=False, is_degraded=True, detail=f"{quarantined} records quarantined")
+        return await _mild(f"{quarantined} records quarantined")
     return CheckResult(is_ok=settler.is_placed, detail="" if settler.is_placed else "joining the group")
 
 
@@ -205,11 +174,7 @@ async def _projector(projector: Projector) -> CheckResult:
     if halted := dict(projector.halted):
         return CheckResult(is_ok=False, detail=f"halted queues: {halted}")
     held_up = dict(projector.held_up)
-    return CheckResult(is_ok=not held_up, is_degraded=True, detail=f"queues held up: {held_up}" if held_up else "")
-
-
-async def _audit(heads: AuditHeads) -> CheckResult:
-    return CheckResult(is_ok=not heads.fault, is_degraded=True, detail=heads.fault)
+    return await _mild(f"queues held up: {held_up}" if held_up else "")
 
 
 async def _certificates(certificates: Certificates, clock: Clock) -> CheckResult:
@@ -218,13 +183,7 @@ async def _certificates(certificates: Certificates, clock: Clock) -> CheckResult
         told.append(
             f"certificate {certificates.files.cert} has ended: clients refuse it until another is written there"
         )
-    return CheckResult(is_ok=not told, is_degraded=True, detail="; ".join(told))
-
-
-async def _journal(journal: Journal) -> CheckResult:
-    """Degraded only: nobody would try it any more at a process that is sent nothing."""
-    told = journal.describe_refusals()
-    return CheckResult(is_ok=not told, is_degraded=True, detail=told)
+    return await _mild("; ".join(told))
 
 
 async def _answers(follower: OpFollower) -> CheckResult:
