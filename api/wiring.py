@@ -446,20 +446,25 @@ def open_no_caller() -> CheckCaller:
     raise ConfigError("this process asks no endpoints")
 
 
-def open_database(settings: Settings) -> Database:
-    """The bridge's own, with the keys of its secrets."""
-    return Database(settings.sql_url(), options=use_cipher(SecretCipher(settings.secret_keys())))
+@asynccontextmanager
+async def open_database(settings: Settings) -> AsyncIterator[Database]:
+    """The bridge's own, with the keys of its secrets, until the block ends."""
+    database = Database(settings.sql_url(), options=use_cipher(SecretCipher(settings.secret_keys())))
+    try:
+        yield database
+    finally:
+        await database.close()
 
 
 @asynccontextmanager
 async def open_stores(settings: Settings) -> AsyncIterator[tuple[KafkaParts, Database]]:
     """Log and database of a command, until its block ends."""
-    async with AsyncExitStack() as stack:
-        database = open_database(settings)
-        stack.push_async_callback(database.close)
+    async with open_database(settings) as database:
         kafka = KafkaParts(settings)
-        stack.push_async_callback(kafka.close)
-        yield kafka, database
+        try:
+            yield kafka, database
+        finally:
+            await kafka.close()
 
 
 @asynccontextmanager

@@ -186,13 +186,11 @@ async def _examine_topics(parts: KafkaParts, topics: InternalTopics, settings: S
     unjudged = [Diagnosis(WARNING, "topics", "cannot be judged without SQL", "First do what is said of SQL.")]
     if _find_missing_file(settings) is not None:
         return unjudged
-    database = open_database(settings)
     try:
-        identity = await database.read(read_identity)
+        async with open_database(settings) as database:
+            identity = await database.read(read_identity)
     except SqlUnavailable:
         return unjudged
-    finally:
-        await database.close()
     faults = await find_faults(parts.admin, topics, identity)
     faults += await judge_topics_of_kafka(parts.admin) or []
     taken = settings.topics.overridden
@@ -286,12 +284,9 @@ async def _examine_secrets(settings: Settings) -> list[Diagnosis]:
 
 
 async def _examine_damage(settings: Settings) -> list[Diagnosis]:
-    database = open_database(settings)
-    try:
+    async with open_database(settings) as database:
         now_ms = time.time_ns() // 1_000_000
         snapshot = await database.read(lambda connection: read_snapshot(connection, Snapshot(), now_ms))
-    finally:
-        await database.close()
     remedy = "Set security.keys right, or restore the rows; see `/readyz?verbose` of the bridge."
     return [Diagnosis(BROKEN, "endpoints", "; ".join(snapshot.damaged), remedy)] if snapshot.damaged else []
 

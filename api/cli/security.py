@@ -237,23 +237,17 @@ async def count_secrets(settings: "Settings") -> Counter[str | None]:
     from api.wiring import open_database  # noqa: PLC0415  # slow to import
     from bridge.sql.groups import count_by_key  # noqa: PLC0415
 
-    database = open_database(settings)
-    try:
+    async with open_database(settings) as database:
         return await database.read(count_by_key)
-    finally:
-        await database.close()
 
 
 async def _rewrap(settings: "Settings", key_id: str | None) -> tuple[Counter[str], Counter[str | None]]:
     from api.wiring import make_owner, open_database  # noqa: PLC0415  # slow to import
     from bridge.sql.groups import count_by_key, rewrap_secrets  # noqa: PLC0415
 
-    database = open_database(settings)
-    try:
+    async with open_database(settings) as database:
         done = await rewrap_secrets(database, key_id, make_owner(), time.time_ns() // 1_000_000)
         return done, await database.read(count_by_key)
-    finally:
-        await database.close()
 
 
 def _show_counts(counts: Counter[str | None], output: Output) -> None:

@@ -232,7 +232,7 @@ def record_act(conn: Connection, entry: ActEntry) -> None:
     move_version(conn, audit_turn)
     values = asdict(entry) | {"before": _encode(entry.before), "after": _encode(entry.after)}
     audit_id = conn.execute(sa.insert(audit).values(values).returning(audit.c.id)).scalar_one()
-    _add_links(conn, [AuditRow(audit_id, **values)], None)  # type: ignore[arg-type]
+    _add_links(conn, [AuditRow(audit_id, **values)], None)
 
 
 def _add_links(conn: Connection, rows: Sequence[AuditRow], adopted_ms: int | None) -> None:
