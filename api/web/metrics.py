@@ -128,15 +128,11 @@ async def _read_stats(search: SearchService) -> BridgeStats | None:
 
 def collect_lags(stats: BridgeStats) -> Iterable[Metric]:
     """How far behind settlers and projection are."""
-    for name, text, lag_ms in (
-        (
-            "settle_lag",
-            "Age of the oldest journal record that is not decided; 0 if there is none.",
-            stats.lag.settle_ms,
-        ),
-        ("projection_lag", "Age of the oldest journal record that is not in SQL.", stats.lag.projection_ms),
-    ):
-        yield GaugeMetricFamily(f"{PREFIX}{name}_seconds", text, value=lag_ms / 1000)
+    settle_s, projection_s = stats.lag.settle_ms / 1000, stats.lag.projection_ms / 1000
+    yield _gauge(
+        "settle_lag_seconds", "Age of the oldest journal record that is not decided; 0 if there is none.", settle_s
+    )
+    yield _gauge("projection_lag_seconds", "Age of the oldest journal record that is not in SQL.", projection_s)
 
 
 def collect_groups(stats: BridgeStats) -> Iterable[Metric]:
