@@ -269,10 +269,10 @@ class KafkaGroupMember:
 
     async def put_consume_offset(self, queue: MessageQueue, offset: int, note: str = "") -> None:
         """Commits plainly, as a member: while a group has members Kafka takes it from nobody else. Raises
-        StoreUnavailable for a queue that is not, or no longer, its own: whoever holds it is to let go."""
+        StoreUnavailable for a queue that is being taken away: whoever holds it is to let go."""
         future: asyncio.Future[None] = self._loop.create_future()
         self._commits.append(_Commit([TopicPartition(*queue, offset, note)], future))
-        if self.is_closed or not self.is_owned(queue.queue_id):  # from now on whoever takes it away finds the above
+        if self.is_closed or queue.queue_id in self._unreleased:  # whoever takes it away from now on finds the above
             future.cancel()
             raise StoreUnavailable("the member has left its group" if self.is_closed else _TAKEN_AWAY)
         try:
@@ -355,10 +355,10 @@ class KafkaGroupMember:
         """The rebalance waits in here for `release`; heartbeats go on in the client's own thread."""
         revoked = frozenset([place.partition for place in places])
         self._owned -= revoked
-        self._refuse_commits()
         if revoked and not self.is_closed:
             with self._released:
                 self._unreleased |= revoked
+                self._refuse_commits(revoked)
                 self._tell(GroupChange(_NONE, revoked, _NONE))
                 is_released = self._released.wait_for(
                     lambda: self.is_closed or not self._unreleased, self._config.release_timeout_ms / 1000
@@ -371,7 +371,7 @@ class KafkaGroupMember:
     def _on_lost(self, consumer: Consumer, places: Sequence[TopicPartition]) -> None:
         lost = frozenset([place.partition for place in places])
         self._owned -= lost
-        self._refuse_commits()
+        self._refuse_commits(lost)
         if lost:
             self._tell(GroupChange(_NONE, _NONE, lost))
         consumer.incremental_unassign(list(places))
@@ -398,9 +398,9 @@ class KafkaGroupMember:
             else:
                 self._answer(commit.future, None)
 
-    def _refuse_commits(self) -> None:
-        """Those of queues that were taken away: their owners wait for an answer, and the rebalance for them."""
-        for commit in [each for each in self._commits if each.places[0].partition not in self._owned]:
+    def _refuse_commits(self, queue_ids: Collection[int]) -> None:
+        """Those of queues that are taken away: their owners wait for an answer, and the rebalance for them."""
+        for commit in [each for each in self._commits if each.places[0].partition in queue_ids]:
             self._commits.remove(commit)
             self._answer(commit.future, StoreUnavailable(_TAKEN_AWAY))
 
