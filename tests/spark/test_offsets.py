@@ -218,7 +218,7 @@ def is_known(kafka: str) -> bool:
     """A broker learns of a topic a moment after it was made."""
     try:
         look(kafka)
-    except BadUsage:
+    except (BadUsage, Indeterminate):
         return False
     return True
 
