@@ -1,6 +1,8 @@
-"""Which Kafka the brokers are: asked by `doctor`, and by each process that runs. Kafka names no version anywhere, and
-no client shows what `ApiVersions` answers, so this asks itself; brokers answer it before anybody logs in. Source:
-KIP-511, KIP-584; the levels are Kafka's MetadataVersion."""
+"""Which Kafka the brokers are: asked by `doctor`, and by each process that runs.
+
+Kafka names no version anywhere, and no client shows what `ApiVersions` answers, so this asks itself; brokers answer it
+before anybody logs in. Source: KIP-511, KIP-584; the levels are Kafka's MetadataVersion.
+"""
 
 import asyncio
 import socket
@@ -43,7 +45,9 @@ Options = Mapping[str, str | int | float | bool]
 @dataclass(frozen=True, slots=True)
 class BrokerVersion:
     """What the broker at `address` is. `finalized`: the release whose features are in force, if it is another one.
-    `unasked`: why it could not be asked; `is_away`: since nobody takes connections at the address that it gives."""
+
+    `unasked`: why it could not be asked; `is_away`: since nobody takes connections at the address that it gives.
+    """
 
     address: str
     release: str | None = None
@@ -92,8 +96,10 @@ async def ask_versions(addresses: Sequence[str], options: Options) -> list[Broke
 
 
 def make_tls(options: Options) -> ssl.SSLContext | None:
-    """As the clients use it; None where they speak in clear. A certificate of a key store is not shown. Raises OSError
-    and ValueError for files that cannot be used."""
+    """As the clients use it; None where they speak in clear. A certificate of a key store is not shown.
+
+    Raises OSError and ValueError for files that cannot be used.
+    """
     if "ssl" not in str(options.get("security.protocol", "")).lower():
         return None
     given = {name: str(value) for name, value in options.items() if name.startswith(("ssl.", "enable.ssl."))}

@@ -51,9 +51,12 @@ def tell_tables(before: Revisions) -> str:
 
 
 async def migrate(settings: Settings, confirm: Confirm | None = None) -> list[str]:
-    """Tables to their newest form, internal topics and first positions where this bridge never ran; what was done, line
-    by line. `confirm`: is called with what would be given up of a log that is not what was left, and returns whether to
-    go on; without it such a log is refused. Raises ConfigError, StoreError, SqlUnavailable."""
+    """Tables to their newest form, internal topics and first positions where this bridge never ran; what was done,
+    line by line.
+
+    `confirm`: is called with what would be given up of a log that is not what was left, and returns whether to go on;
+    without it such a log is refused. Raises ConfigError, StoreError, SqlUnavailable.
+    """
     if settings.database_url is None:
         _make_data_dir(settings)
     with _kept_from_others():

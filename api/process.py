@@ -47,7 +47,9 @@ _FLUSH_S = 1.0
 
 class LogWriter(logging.Handler):
     """Lines to a file, written by a thread of its own: a pipe that nobody reads any more holds up that thread alone.
-    What cannot be written is counted, and told once something can."""
+
+    What cannot be written is counted, and told once something can.
+    """
 
     def __init__(self, stream: TextIO, on_lost: Callable[[int], None] | None = None) -> None:
         super().__init__()
@@ -118,8 +120,10 @@ class LogWriter(logging.Handler):
 def configure_logging(
     level: LogLevel = "info", log_format: LogFormat = "auto", stream: TextIO | None = None, *, requests: bool = False
 ) -> LogWriter:
-    """JSON lines when piped, coloured text on a terminal. Called once, before anything is logged. `requests`: a line
-    for each, whatever the level."""
+    """JSON lines when piped, coloured text on a terminal. Called once, before anything is logged.
+
+    `requests`: a line for each, whatever the level.
+    """
     stream = stream or sys.stderr
     is_pretty = log_format == "pretty" or (log_format == "auto" and stream.isatty())
     shared: list[Processor] = [

@@ -1,6 +1,8 @@
-"""Settings: defaults, then `outbox-bridge.toml`, then environment `OUTBOX_BRIDGE_*`, then flags. Read once, at the
-edge. A setting nobody knows is an error that names the nearest one: a typing error would otherwise be a default in
-production."""
+"""Settings: defaults, then `outbox-bridge.toml`, then environment `OUTBOX_BRIDGE_*`, then flags.
+
+Read once, at the edge. A setting nobody knows is an error that names the nearest one: a typing error would
+otherwise be a default in production.
+"""
 
 import difflib
 import hashlib
@@ -222,9 +224,11 @@ class ShownSetting:
 
 
 def load_settings(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> Settings:
-    """Settings of this process. `flags`: nested like the settings, None where none was given. `file` must exist if
-    named; `outbox-bridge.toml` in the working directory is read if it is there. Raises ConfigError, which names the
-    setting."""
+    """Settings of this process. `flags`: nested like the settings, None where none was given.
+
+    `file` must exist if named; `outbox-bridge.toml` in the working directory is read if it is there.
+    Raises ConfigError, which names the setting.
+    """
     sources = [
         (Origin.FILE, _read_file(file)),
         (Origin.ENVIRONMENT, _read_environment()),
@@ -275,8 +279,10 @@ _SHARED_BY_DOORS = frozenset({"remoting.key_from", "remoting.dropped_properties"
 
 def shared_settings(settings: Settings, *, is_called: bool, is_door: bool) -> dict[str, str]:
     """In which the processes of a bridge must not differ: what one takes another would refuse, what one masks another
-    would show, and one would choose another key for a message of RocketMQ's clients than the other. Who may read
-    whether the process is ready reads these: of what names people or topics there is a hash."""
+    would show, and one would choose another key for a message of RocketMQ's clients than the other.
+
+    Who may read whether the process is ready reads these: of what names people or topics there is a hash.
+    """
     names = _SHARED | (_SHARED_BY_CALLED if is_called else set()) | (_SHARED_BY_DOORS if is_door else set())
     shared = {one.name: one.value for one in show_settings(settings) if one.name in names}
     if is_called:

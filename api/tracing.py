@@ -1,5 +1,7 @@
-"""OpenTelemetry spans of what a sampled trace belongs to. Imported where they are exported only: it has an extra. A
-request is part of its caller's trace. What follows later, perhaps minutes later, is linked to it."""
+"""OpenTelemetry spans of what a sampled trace belongs to. Imported where they are exported only: it has an extra.
+
+A request is part of its caller's trace. What follows later, perhaps minutes later, is linked to it.
+"""
 
 import asyncio
 import os
@@ -65,8 +67,10 @@ class Tracing:
         span.end(end_ns)
 
     def published(self, queue_id: int, halves: Sequence[LoadedHalf], duration_ms: int) -> None:
-        """A span for the Kafka transaction, with one below it for each half message that has a sampled trace. Source:
-        OpenTelemetry's conventions for messaging, producers that send in batches."""
+        """A span for the Kafka transaction, with one below it for each half message that has a sampled trace.
+
+        Source: OpenTelemetry's conventions for messaging, producers that send in batches.
+        """
         traced = [(half, trace) for half in halves if (trace := _trace_of(half))]
         if not traced:
             return

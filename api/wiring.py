@@ -146,9 +146,11 @@ async def run_roles(
     stop: asyncio.Event | None = None,
     guest: Face | None = None,
 ) -> None:
-    """Runs the parts of the bridge until SIGTERM, SIGINT or `stop`. Raises ConfigError before anything began. Stops in
-    this order: intake, checks, settler, projector, clients, SQL. `guest`: in another program's process, whose signals
-    are not its own."""
+    """Runs the parts of the bridge until SIGTERM, SIGINT or `stop`. Raises ConfigError before anything began.
+
+    Stops in this order: intake, checks, settler, projector, clients, SQL. `guest`: in another
+    program's process, whose signals are not its own.
+    """
     stop = stop or asyncio.Event()
     if guest is None:
         stop_at_signals(stop)
@@ -194,7 +196,9 @@ async def _tell_ready(
 
 async def rebuild_projection(settings: Settings, on_progress: Callable[[int, int], None]) -> dict[str, int]:
     """The projection anew from Kafka, while the bridge runs; its counts at the end. Raises StoreError, SqlUnavailable.
-    `on_progress` is called with journal offsets applied and wanted, summed over the queues."""
+
+    `on_progress` is called with journal offsets applied and wanted, summed over the queues.
+    """
 
     def tell(progress: RebuildProgress) -> None:
         on_progress(sum(progress.applied.values()), sum(progress.wanted.values()))

@@ -55,8 +55,10 @@ class SystemClock:
 
 
 class OwnerTime:
-    """Kafka's time as the owner of a queue knows it: the newest append time seen + monotonic time since. It never goes
-    back: what was appended while a broker's clock was ahead would be due as much too late."""
+    """Kafka's time as the owner of a queue knows it: the newest append time seen + monotonic time since.
+
+    It never goes back: what was appended while a broker's clock was ahead would be due as much too late.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock

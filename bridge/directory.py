@@ -32,8 +32,9 @@ def show_url(url: str) -> str:
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """A callback URL of a producer group. `disabled_reason` is set when it said that it is gone (410).
-    `lease_until_ms`: the wall clock of whoever registered it, to be shown; the directory decides when a lease is
-    over."""
+
+    `lease_until_ms`: the wall clock of whoever registered it, to be shown; the directory decides when a lease is over.
+    """
 
     url: str
     is_leased: bool = False
@@ -100,9 +101,11 @@ class PullCheck(NamedTuple):
 
 
 class PullCheckStore(Protocol):
-    """Due checks, until an instance of their group claims them under a check lease. A queue's checks are its owner's,
-    and so is the clock of their check leases: its ticks, written now and then. No wall clock decides anything, and
-    leases outlive their queue's owner. All methods raise SqlUnavailable."""
+    """Due checks, until an instance of their group claims them under a check lease.
+
+    A queue's checks are its owner's, and so is the clock of their check leases: its ticks, written now and then.
+    No wall clock decides anything, and leases outlive their queue's owner. All methods raise SqlUnavailable.
+    """
 
     async def take_queue(self, queue_id: int, owner: str) -> int:
         """Makes `owner` the queue's only one; the last tick. Checks there are given out once they are put again."""
@@ -116,8 +119,10 @@ class PullCheckStore(Protocol):
         ...
 
     async def tick(self, queue_id: int, owner: str, tick_ms: int) -> bool:
-        """Moves the queue's clock on, never back; removes what an earlier owner left and nobody holds. False: the queue
-        is another owner's, nothing was done."""
+        """Moves the queue's clock on, never back; removes what an earlier owner left and nobody holds.
+
+        False: the queue is another owner's, nothing was done.
+        """
         ...
 
     async def leave_queue(self, queue_id: int, owner: str) -> None:

@@ -1,6 +1,8 @@
-"""Named crash points: places between two effects where a kill is most likely to hurt. A point in the code is one line,
-`reach(FaultPoint.SETTLE_READ)`, and does nothing unless its process is to die there. Then the process ends at the n-th
-passing as if killed: no `finally`, no flush. Only shells have points."""
+"""Named crash points: places between two effects where a kill is most likely to hurt.
+
+A point in the code is one line, `reach(FaultPoint.SETTLE_READ)`, and does nothing unless its process is to die there.
+Then the process ends at the n-th passing as if killed: no `finally`, no flush. Only shells have points.
+"""
 
 import difflib
 import itertools

@@ -1,6 +1,8 @@
 """An operator's way out where the log is not what was left: what would be lost, and the positions to go on from.
-Nothing is published a second time by it. Where the op topic is in doubt, nothing below the journal's end is decided any
-more; where the journal is, what the op topic or the projection knows is not decided again."""
+
+Nothing is published a second time by it. Where the op topic is in doubt, nothing below the journal's end is decided
+any more; where the journal is, what the op topic or the projection knows is not decided again.
+"""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
@@ -57,7 +59,8 @@ _GONE = Span(0, 0)
 class Loss:
     """What one queue loses. `position`: from where it goes on; `unproven`: what nobody can prove any more; `decided`:
     what had ended, and only its op messages show: remembered, so that no repeat of it is taken for new. `applied`: how
-    far the projection was."""
+    far the projection was.
+    """
 
     queue_id: int
     kind: HaltKind
@@ -112,7 +115,9 @@ class GivingUp:
 
     async def act(self, actor: str) -> list[Loss]:
         """Gives up what cannot be proven: new positions, audit, halts cleared, the topics recorded; what it was.
-        Missing topics have been made before. Raises StoreError and SqlUnavailable."""
+
+        Missing topics have been made before. Raises StoreError and SqlUnavailable.
+        """
         losses = [await self._give_up(queue_id, actor) for queue_id in range(self._topics.queues)]
         known, now_ms = await identify(self._admin, self._topics), self._clock.now_ms()
         await self._database.run(partial(record_identity, topics=known, now_ms=now_ms))

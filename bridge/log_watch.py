@@ -1,7 +1,9 @@
 """What this process knows of the internal topics beside their records: ids, halted queues, bodies that are lost.
-Both are looked at every second or two, cheaply, and read in memory: before each batch of a queue's owner, and before
-each append of the api. What an operator's act changes is learned in the same look, so no process need be restarted
-after it."""
+
+Both are looked at every second or two, cheaply, and read in memory: before each batch of a queue's owner, and
+before each append of the api. What an operator's act changes is learned in the same look, so no process need be
+restarted after it.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -74,8 +76,10 @@ class _Doubt(NamedTuple):
 
 
 class LogWatch:
-    """`seals`: where op records begin to need one. `guard` looks at everything else of the topics: when it is due, and
-    as soon as one, or its queues, are others."""
+    """`seals`: where op records begin to need one.
+
+    `guard` looks at everything else of the topics: when it is due, and as soon as one, or its queues, are others.
+    """
 
     def __init__(
         self,
@@ -234,8 +238,10 @@ class LogWatch:
         return True
 
     async def _judge(self, doubts: Mapping[int, _Doubt]) -> None:
-        """After a look that began later: a queue goes on unless what was given out again had been decided. A topic with
-        another id is reported anyway. Where nobody had decided what is gone, nobody can know."""
+        """After a look that began later: a queue goes on unless what was given out again had been decided.
+
+        A topic with another id is reported anyway. Where nobody had decided what is gone, nobody can know.
+        """
         for queue_id, (offset, seen, topics, last_act) in doubts.items():
             if offset is not None and offset < seen <= self.find_seen(queue_id) and topics == self._recorded.topics:
                 detail = f"journal offset {offset} was given out again, although all below {seen} was decided"
@@ -352,8 +358,10 @@ class _Written:
 
 
 class StableOffsetWatch:
-    """What this process has written and nobody can read, from a look every ten seconds. It asks about partitions that
-    were written to since they were last found readable, and about no others."""
+    """What this process has written and nobody can read, from a look every ten seconds.
+
+    It asks about partitions that were written to since they were last found readable, and about no others.
+    """
 
     def __init__(self, store: MessageStore, clock: Clock) -> None:
         self._store = store

@@ -1,5 +1,7 @@
-"""One process of the bridge, put together here and nowhere else, and the order in which its loops start and stop. Log,
-database, network, time and chance come from outside: production's from `api.wiring`, others in simulations."""
+"""One process of the bridge, put together here and nowhere else, and the order in which its loops start and stop.
+
+Log, database, network, time and chance come from outside: production's from `api.wiring`, others in simulations.
+"""
 
 import asyncio
 from base64 import urlsafe_b64encode
@@ -200,8 +202,10 @@ class Node:
         return self.follower.is_ready
 
     async def start(self, roles: Roles) -> None:
-        """Starts the loops of these roles, last stopped first; may be called again after an error. Raises ConfigError
-        if a promise could not be kept, StoreError and SqlUnavailable."""
+        """Starts the loops of these roles, last stopped first; may be called again after an error.
+
+        Raises ConfigError if a promise could not be kept, StoreError and SqlUnavailable.
+        """
         await load_seals(self.backing.database, self.seal_watch.seals)
         if faults := await self.guard.run_once():
             raise ConfigError("; ".join(map(str, faults)))

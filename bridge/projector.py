@@ -1,6 +1,8 @@
-"""The projector: follows journal and op topic and keeps the projection in SQL. Off the settler's path. One works, under
-a lease; others stand by. Two at once are harmless: positions move by compare-and-set in the SQL transaction of the
-rows, and who loses reads them again (design section 9)."""
+"""The projector: follows journal and op topic and keeps the projection in SQL. Off the settler's path.
+
+One works, under a lease; others stand by. Two at once are harmless: positions move by compare-and-set in
+the SQL transaction of the rows, and who loses reads them again (design section 9).
+"""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -52,9 +54,11 @@ _POSTGRES_WRITERS = 2  # half of the pool: readers are never kept out
 
 @dataclass(frozen=True, slots=True)
 class ProjectorConfig:
-    """Bounds and rhythms. Two SQL transactions of a queue begin at least `min_interval_ms` apart, so that they grow. A
-    busy queue waits half a millisecond for each transaction of its last one, at most `max_interval_ms`: the more half
-    messages find their end in the same SQL transaction, the less there is to look up and to write twice."""
+    """Bounds and rhythms. Two SQL transactions of a queue begin at least `min_interval_ms` apart, so that they grow.
+
+    A busy queue waits half a millisecond for each transaction of its last one, at most `max_interval_ms`: the more
+    half messages find their end in the same SQL transaction, the less there is to look up and to write twice.
+    """
 
     max_read_records: int = 5_000
     max_wait_ms: int = 500
@@ -162,8 +166,11 @@ class QueueFollower:
         await self._readers.aclose()
 
     async def step(self, max_wait_ms: int) -> RunResult | None:
-        """Reads and applies at most one chunk; None if there was nothing to apply yet. Raises StoreError,
-        SqlUnavailable, PositionMoved, and QueueHalted where an operator, or a newer release, is needed."""
+        """Reads and applies at most one chunk; None if there was nothing to apply yet.
+
+        Raises StoreError, SqlUnavailable, PositionMoved, and QueueHalted where an operator, or a newer
+        release, is needed.
+        """
         quarantined = await self._read_ops(max_wait_ms) + await self._read_journal()
         for record in quarantined:
             _LOG.warning("record_quarantined", queue=self._queue_id, offset=record.offset, reason=record.reason)
@@ -411,11 +418,13 @@ class Projector:
 
 
 async def rebuild(projector: Projector, on_progress: Callable[[RebuildProgress], None]) -> RebuildVerdict:
-    """Empties the projection and reads Kafka from the beginning, up to what is decided now; while the bridge runs. A
-    projector at work notices and begins anew: then this one only watches. Raises QueueHalted, and changes nothing,
+    """Empties the projection and reads Kafka from the beginning, up to what is decided now; while the bridge runs.
+
+    A projector at work notices and begins anew: then this one only watches. Raises QueueHalted, and changes nothing,
     where the log is not what was left: the projection alone may know then what has ended. Raises what a step raises,
-    and StoreTimeout after a minute without progress; called again it starts again, and orphans are still compared with
-    what there was at first."""
+    and StoreTimeout after a minute without progress; called again it starts again, and orphans are still compared
+    with what there was at first.
+    """
     ports, database = projector.ports, projector.ports.database
     log = LogToReread(ports.store, ports.owners, ports.admin, database, projector.topics)
     await log.check()

@@ -1,7 +1,9 @@
 """The internal topics: what they must be, made where this bridge never ran, and guarded while it runs; the key that
-seals op records, and from where on they need a seal: made by `migrate`, read once by every process that starts. An
-unexpected internal topic is never "nothing pending": the bridge is not ready until an operator has decided (design
-section 4)."""
+seals op records, and from where on they need a seal: made by `migrate`, read once by every process that starts.
+
+An unexpected internal topic is never "nothing pending": the bridge is not ready until an operator has
+decided (design section 4).
+"""
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -122,8 +124,10 @@ AUDIT_RULES = TopicRules(frozenset({"delete"}), 3_650 * _DAY_MS, _MARGIN_BYTES, 
 
 
 def rules_of(internal: InternalTopics, longest_life_ms: int = _DAY_MS) -> dict[str, TopicRules]:
-    """The rules by topic name: journal and op topic have the same queues, the others one. The journal keeps a body for
-    seven days beyond the longest life of a transaction."""
+    """The rules by topic name: journal and op topic have the same queues, the others one.
+
+    The journal keeps a body for seven days beyond the longest life of a transaction.
+    """
     queues = internal.queues
     retention_ms = max(JOURNAL_RULES.retention_ms, longest_life_ms + MARGIN_AFTER_LIFE_MS)
     return {
@@ -159,8 +163,10 @@ async def examine(
 
 async def judge_topics_of_kafka(admin: TopicAdmin) -> list[TopologyFault] | None:
     """Where Kafka keeps which Kafka transactions are committed: what forgets one tears it, or has it written again.
+
     Without a leader there, or where it keeps its groups, queues have no owners. None where we may not look. There is
-    none before the first Kafka transaction. Raises StoreError."""
+    none before the first Kafka transaction. Raises StoreError.
+    """
     found = await admin.describe_topics([_TRANSACTION_STATE, _GROUPS], with_denied=True)
     state, groups = found[_TRANSACTION_STATE], found[_GROUPS]
     if state is not None and not state.queues:
@@ -213,9 +219,12 @@ async def migrate_topics(
     now_ms: int,
     begin: Callable[[LogTopics], Awaitable[object]],
 ) -> list[str]:
-    """Makes the internal topics where this bridge never ran, has their queues begun, and records which topics they are;
-    which were made. Where it ran before, a missing or another topic is refused with TopologyConflict, but for one that
-    the version which ran did not have. Raises StoreError and SqlUnavailable."""
+    """Makes the internal topics where this bridge never ran, has their queues begun, and records which topics they
+    are; which were made.
+
+    Where it ran before, a missing or another topic is refused with TopologyConflict, but for one that the version
+    which ran did not have. Raises StoreError and SqlUnavailable.
+    """
     identity = await database.read(read_identity)
     if identity:
         added = await create_missing(admin, internal, identity)
@@ -250,9 +259,11 @@ def _log_of(internal: InternalTopics, known: Mapping[str, TopicIdentity]) -> Log
 
 class TopologyGuard:
     """Looks every half a minute, and every few seconds while something is wrong. Not ready as long as `faults` has any.
-    `away`: queues without a leader, which are no reason to refuse what the others take. `overridden`: kinds of faults
-    that an operator takes. `longest_life_of`: the longest life, in milliseconds, that a producer group gives its
-    transactions now."""
+
+    `away`: queues without a leader, which are no reason to refuse what the others take.
+    `overridden`: kinds of faults that an operator takes. `longest_life_of`: the longest life, in milliseconds,
+    that a producer group gives its transactions now.
+    """
 
     def __init__(
         self,
@@ -450,9 +461,11 @@ async def is_op_topic_empty(store: MessageStore, topics: InternalTopics) -> bool
 
 
 async def start_seals(store: MessageStore, database: Database, topics: InternalTopics, now_ms: int) -> None:
-    """Makes the first key, and believes without a seal what is in the op topic now: once, or on an operator's word. No
-    settler may run meanwhile: what it writes afterwards with another key, or none, would not be believed. Raises
-    StoreError and SqlUnavailable."""
+    """Makes the first key, and believes without a seal what is in the op topic now: once, or on an operator's word.
+
+    No settler may run meanwhile: what it writes afterwards with another key, or none, would not be believed.
+    Raises StoreError and SqlUnavailable.
+    """
     ends = await _find_ends(store, topics)
     await database.run(partial(begin_seals, believed=ends, now_ms=now_ms))
 

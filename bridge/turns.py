@@ -83,8 +83,10 @@ def each_in_steps(
 
 
 class Recent(Generic[T]):
-    """What was made for each key, for `age_ms`; who asks while it is being made waits for it with the others. At most
-    `most` keys: the oldest is forgotten."""
+    """What was made for each key, for `age_ms`; who asks while it is being made waits for it with the others.
+
+    At most `most` keys: the oldest is forgotten.
+    """
 
     def __init__(self, age_ms: int, now_ms: Callable[[], int], most: int = 1) -> None:
         self._age_ms = age_ms

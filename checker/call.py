@@ -68,9 +68,11 @@ class GroupCheckCounts:
 
 @dataclass(slots=True)
 class CheckCounts:
-    """Counters since the process began, per transaction unless said otherwise. `answered` by resolution word,
-    `unanswered` by failure word; `lateness`: from when a transaction was due to when it was asked about; `strange`
-    entries of answers did not count."""
+    """Counters since the process began, per transaction unless said otherwise.
+
+    `answered` by resolution word, `unanswered` by failure word; `lateness`: from when a transaction was due to when
+    it was asked about; `strange` entries of answers did not count.
+    """
 
     calls: int = 0
     asked: int = 0
@@ -105,8 +107,10 @@ _MAC_CHARACTERS = 22
 
 
 class Nonces:
-    """Makes and reads nonces. `random_text`: URL-safe base64, so that each asking has another one. Without keys nothing
-    is proved, only the form is read: for tests and trials."""
+    """Makes and reads nonces. `random_text`: URL-safe base64, so that each asking has another one.
+
+    Without keys nothing is proved, only the form is read: for tests and trials.
+    """
 
     def __init__(self, keyring: Keyring, random_text: Callable[[], str]) -> None:
         self._keyring = keyring
@@ -156,9 +160,11 @@ class Check(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """What a check asks about. `number`: one more than the transaction's answered checks. Messages as JSON. `born_ms`:
-    when the half message was stored, by Kafka's clock. Endpoints compare it with their database's: by an api process's
-    own clock a committed local transaction could seem older than the question."""
+    """What a check asks about. `number`: one more than the transaction's answered checks. Messages as JSON.
+
+    `born_ms`: when the half message was stored, by Kafka's clock. Endpoints compare it with their database's: by an api
+    process's own clock a committed local transaction could seem older than the question.
+    """
 
     transaction_id: str
     number: int
@@ -215,8 +221,11 @@ def is_echo(body: bytes, challenge: str) -> bool:
 
 
 def decode_answers(body: bytes, asked: Mapping[str, str]) -> Answers:
-    """The resolutions that count. `asked`: nonce by transaction id. Never raises. A transaction that is missing from
-    the result was not answered: left out, named twice, with another nonce, an unknown word or further members."""
+    """The resolutions that count. `asked`: nonce by transaction id. Never raises.
+
+    A transaction that is missing from the result was not answered: left out, named twice, with another
+    nonce, an unknown word or further members.
+    """
     document = _load(body)
     if not isinstance(document, dict) or document.keys() != {"resolutions"}:
         return Answers({}, is_well_formed=False)
@@ -338,8 +347,10 @@ TELLING_STATUSES = frozenset({401, 403, 404, 405})  # others may quote messages
 
 @dataclass(frozen=True, slots=True)
 class EndpointReply:
-    """A whole reply within the limits, or why there is none. `endpoint`: the URL without its query. `body`: with one of
-    TELLING_STATUSES its first bytes, for people."""
+    """A whole reply within the limits, or why there is none. `endpoint`: the URL without its query.
+
+    `body`: with one of TELLING_STATUSES its first bytes, for people.
+    """
 
     endpoint: str
     latency_ms: int

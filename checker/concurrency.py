@@ -1,7 +1,10 @@
-"""Which groups may start a round now, and which of their endpoints is asked. Pure. A group whose last round got no
-answer is *silent*; silent groups share a quarter of all slots, so that dead endpoints never hold up the others. Groups
-that have not been asked yet are *new* and share half of them: nobody knows whether their endpoints keep a call until
-its time is up. A group's limit grows by one with each answered round and halves with each unanswered one."""
+"""Which groups may start a round now, and which of their endpoints is asked. Pure.
+
+A group whose last round got no answer is *silent*; silent groups share a quarter of all slots, so that dead
+endpoints never hold up the others. Groups that have not been asked yet are *new* and share half of them: nobody knows
+whether their endpoints keep a call until its time is up. A group's limit grows by one with each answered round and
+halves with each unanswered one.
+"""
 
 from collections import deque
 from collections.abc import Iterable, Sequence

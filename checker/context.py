@@ -104,8 +104,10 @@ class PullCheckPublisher:
         return found if found is not None and found.check_number == check.check_number else None
 
     async def lay(self, queue_id: int, checks: Sequence[PullCheck]) -> Mapping[str, int] | None:
-        """How often each check was claimed by now. None: nothing was put, the queue seems to be another's. Raises
-        SqlUnavailable."""
+        """How often each check was claimed by now. None: nothing was put, the queue seems to be another's.
+
+        Raises SqlUnavailable.
+        """
         tenure = self.epochs.get(queue_id) or await self._take(queue_id)
         monotonic_ms = self._clock.monotonic_ms()
         tick_ms = tenure.next_tick_ms(monotonic_ms)
@@ -155,8 +157,10 @@ class PullCheckPublisher:
     # --- loop ---
 
     async def run_once(self) -> int:
-        """Takes away a bounded number of checks, lets queues go, moves ticks on. How many were taken away. Raises
-        SqlUnavailable."""
+        """Takes away a bounded number of checks, lets queues go, moves ticks on. How many were taken away.
+
+        Raises SqlUnavailable.
+        """
         removed = 0
         while self._leaving:
             await self._board.leave_queue(self._leaving[0].queue_id, self._leaving[0].owner)
@@ -362,9 +366,11 @@ class RoundRecorder:
 
 @dataclass(slots=True, eq=False)
 class CheckContext:
-    """What a checker works with, and what its loops share. `random_text`: for nonces and ids; `jitter`: from [0, 1).
-    `board`: shared with whoever lets groups claim their checks. `keyring`: what proves nonces to whoever takes answers
-    over HTTP."""
+    """What a checker works with, and what its loops share.
+
+    `random_text`: for nonces and ids; `jitter`: from [0, 1). `board`: shared with whoever lets groups claim their
+    checks. `keyring`: what proves nonces to whoever takes answers over HTTP.
+    """
 
     store: MessageStore
     topics: InternalTopics

@@ -1,6 +1,8 @@
-"""May this URL, this address be called? Whose are those of settings? Pure; names are resolved by the caller. The public
-internet over https on two ports, and whatever `callbacks.allow_networks` names. A URL is read by a grammar stricter
-than any client's, so that no two parsers can disagree about its host."""
+"""May this URL, this address be called? Whose are those of settings? Pure; names are resolved by the caller.
+
+The public internet over https on two ports, and whatever `callbacks.allow_networks` names. A URL is read by a
+grammar stricter than any client's, so that no two parsers can disagree about its host.
+"""
 
 import re
 from collections.abc import Container, Iterable

@@ -103,8 +103,10 @@ class TrialPlan:
 
 
 class EarlierAnswer(NamedTuple):
-    """What an endpoint said before something happened: the end of a local transaction, or a restart. `trial`: which one
-    compares it with what it says afterwards. `answer`: the name of the resolution."""
+    """What an endpoint said before something happened: the end of a local transaction, or a restart.
+
+    `trial`: which one compares it with what it says afterwards. `answer`: the name of the resolution.
+    """
 
     endpoint: str
     trial: Trial

@@ -121,8 +121,10 @@ class Round:
     # --- what is asked ---
 
     async def _render(self) -> None:
-        """Reads and renders as much as one call may hold; what does not fit lands, and is due again at once. The queue
-        of the first ask comes first, so that none waits for ever behind another's large bodies."""
+        """Reads and renders as much as one call may hold; what does not fit lands, and is due again at once.
+
+        The queue of the first ask comes first, so that none waits for ever behind another's large bodies.
+        """
         most, used = self._context.config.max_call_bytes, 0
         async with self._context.rendering:
             for queue_id in dict.fromkeys([ask.queue_id for ask in self._flying.values()]):

@@ -1,6 +1,9 @@
-"""CheckCaller on aiohttp, for endpoints that may be slow, broken or hostile. A call resolves its name once, refuses if
-any address is denied, connects to those addresses alone, with the name in Host and SNI, and looks at the peer before
-anything is sent. Each call has a connection of its own: nothing an endpoint sends can reach another call."""
+"""CheckCaller on aiohttp, for endpoints that may be slow, broken or hostile.
+
+A call resolves its name once, refuses if any address is denied, connects to those addresses alone, with the
+name in Host and SNI, and looks at the peer before anything is sent. Each call has a connection of its own:
+nothing an endpoint sends can reach another call.
+"""
 
 import asyncio
 import errno

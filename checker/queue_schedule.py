@@ -1,5 +1,7 @@
 """The transactions of one queue by due time: a heap for each producer group, and where each of them is registered.
-Pure."""
+
+Pure.
+"""
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -22,10 +24,12 @@ _BROUGHT = -2  # the bound of one that was read back and has been brought back; 
 
 
 class NewTransactions:
-    """Transactions that were prepared lately, by the slot of their first due time: most end before it comes. Of such a
-    one nothing has to be put in order, and nothing searched for when it ends. With more than `most` they become packed
-    rows, which keep the time they were read as their bound. Rows that were read back are the owner's, and get their
-    slots bit by bit."""
+    """Transactions that were prepared lately, by the slot of their first due time: most end before it comes.
+
+    Of such a one nothing has to be put in order, and nothing searched for when it ends. With more than `most` they
+    become packed rows, which keep the time they were read as their bound. Rows that were read back are the owner's, and
+    get their slots bit by bit.
+    """
 
     def __init__(self, most: int) -> None:
         self.transactions: dict[str, Transaction] = {}
@@ -237,8 +241,10 @@ class _GroupHeap:
 
 
 class QueueSchedule:
-    """The transactions of one queue. Lanes at rest are registered with their earliest due time in `_fronts`. `taken`:
-    how the queue stood when it was taken over; ages of what was read back are believed as they were then."""
+    """The transactions of one queue. Lanes at rest are registered with their earliest due time in `_fronts`.
+
+    `taken`: how the queue stood when it was taken over; ages of what was read back are believed as they were then.
+    """
 
     def __init__(self, queue_id: int, taken: QueueTime | None, max_objects: int) -> None:
         self.queue_id = queue_id

@@ -1,6 +1,9 @@
-"""Which transactions are due, in order, per queue and producer group. Pure: every time is an argument. Due times are
-Kafka's. Nothing scans what is not due, and one group's backlog is never between another group and its work. A group is
-either at rest (`wake` finds it when something is due), or awake: then it takes by itself until it `rest`s."""
+"""Which transactions are due, in order, per queue and producer group. Pure: every time is an argument.
+
+Due times are Kafka's. Nothing scans what is not due, and one group's backlog is never between another group
+and its work. A group is either at rest (`wake` finds it when something is due), or awake: then it takes by
+itself until it `rest`s.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -86,8 +89,10 @@ class CheckScheduler:
         return any(table.compact_one() for table in self._tables.values())
 
     def set_prepared(self, queue_id: int, transactions: Sequence[Transaction], read_monotonic_ms: int) -> None:
-        """New or changed transactions; a first check, and one after an answer, wait by the monotonic clock too. Append
-        times may be behind the owner's time for long: a broker's clock was set back, or another leads."""
+        """New or changed transactions; a first check, and one after an answer, wait by the monotonic clock too.
+
+        Append times may be behind the owner's time for long: a broker's clock was set back, or another leads.
+        """
         table = self._tables.get(queue_id)
         if table is None:
             return

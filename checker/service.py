@@ -1,6 +1,8 @@
-"""The checker: asks producer groups what became of transactions that are due, and appends what they say. The checker
-runs in the settler's process, which passes on what is pending. The pure timetable decides who is due; every group with
-something due has an asking loop of its own."""
+"""The checker: asks producer groups what became of transactions that are due, and appends what they say.
+
+The checker runs in the settler's process, which passes on what is pending. The pure timetable decides who is due;
+every group with something due has an asking loop of its own.
+"""
 
 import asyncio
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,9 @@
-"""Webhooks: the operators' own systems are told what needs a person. One process of all tells, under a lease. Each
-event is kept in SQL with the mark that says how far was looked, until its receiver has answered 2xx: it comes at least
-once, with the id it always has. Every receiver has its own queue, in order, and a loop of its own; nobody but that loop
-waits for it."""
+"""Webhooks: the operators' own systems are told what needs a person. One process of all tells, under a lease.
+
+Each event is kept in SQL with the mark that says how far was looked, until its receiver has answered 2xx: it comes at
+least once, with the id it always has. Every receiver has its own queue, in order, and a loop of its own; nobody but
+that loop waits for it.
+"""
 
 import asyncio
 import json

@@ -224,8 +224,10 @@ class Findings:
         self._found[self._asked[check.transaction_id].transaction_id] = answer
 
     def note(self, error: Exception) -> None:
-        """Remembers, and logs by its class alone, why something is missing: messages of drivers quote values. Who has
-        this logger at DEBUG, as tests do, sees the whole of it."""
+        """Remembers, and logs by its class alone, why something is missing: messages of drivers quote values.
+
+        Who has this logger at DEBUG, as tests do, sees the whole of it.
+        """
         self._error = error
         shown = error if _LOG.isEnabledFor(logging.DEBUG) else None
         why = _READ_ONLY if is_read_only(error) else ""

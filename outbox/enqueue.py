@@ -57,9 +57,11 @@ def enqueue(
     table: sa.Table = _DEFAULT_TABLE,
     notify: bool = True,
 ) -> Sequence[str]:
-    """Writes a row for each message; commits nothing. Their message ids. Raises InvalidMessage. `notify`: wakes relays
-    at once (PostgreSQL). Commits that notify go one after the other: switch it off where many commit at the same time;
-    relays then look by themselves."""
+    """Writes a row for each message; commits nothing. Their message ids. Raises InvalidMessage.
+
+    `notify`: wakes relays at once (PostgreSQL). Commits that notify go one after the other: switch it off where many
+    commit at the same time; relays then look by themselves.
+    """
     if not messages:
         return ()
     conn = find_connection(session, table, "enqueue_async")

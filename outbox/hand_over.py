@@ -92,7 +92,10 @@ class HttpHandOver:
     ) -> None:
         """`client`: with the caller's own key, certificates and limits; it stays the caller's, who makes one for each
         process. Without, key and certificates are those that the environment names (`HttpConfig`), and its proxies do
-        not count. `timeout_s`: of a request, below the relay's `hand_over_ms`."""
+        not count.
+
+        `timeout_s`: of a request, below the relay's `hand_over_ms`.
+        """
         check_seconds("timeout_s", timeout_s)
         self.publisher = check_group(producer_group)
         self._url = check_url(url)
@@ -287,7 +290,8 @@ _MARK_LENGTH: Final = 12
 
 def make_token(publisher: str | None) -> str:
     """Of a claim. It stays in the leases of rows that may have been published, and says as whom: the bridge knows keys
-    for each producer group. None: whoever hands over does not say."""
+    for each producer group. None: whoever hands over does not say.
+    """
     if publisher is None:
         return str(uuid.uuid4())
     mark = hashlib.blake2b(publisher.encode(), digest_size=_MARK_LENGTH // 2).hexdigest()

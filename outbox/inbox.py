@@ -54,7 +54,8 @@ _COMMIT_AT_END: Final = (
 
 class EventGuard:
     """Of one session with its connections, or of one connection: whoever has a connection may end its transaction
-    behind the session's back."""
+    behind the session's back.
+    """
 
     def __init__(self, target: Session | Connection) -> None:
         self.note_lost: Callable[[], None] = _ignore
@@ -75,7 +76,8 @@ class EventGuard:
         self, note_lost: Callable[[], None], remedy: str = _COMMIT_AT_END, measure: Callable[[], int] | None = None
     ) -> None:
         """A commit from now on raises Misuse and does not happen; `note_lost` is called at a roll back or a close, and
-        at that of a savepoint from whose beginning on `measure` has grown."""
+        at that of a savepoint from whose beginning on `measure` has grown.
+        """
         self.note_lost = note_lost
         self.remedy = remedy
         self.measure = measure or int
@@ -90,8 +92,10 @@ class EventGuard:
 
     @property
     def may_be_kept(self) -> bool:
-        """Whether something was committed before the commit that was followed raised, if it did. By listeners of others
-        that are called after it, or because a later one of several databases refused."""
+        """Whether something was committed before the commit that was followed raised, if it did.
+
+        By listeners of others that are called after it, or because a later one of several databases refused.
+        """
         return self.is_committed or self.commits_begun > 1
 
     @property
@@ -394,8 +398,10 @@ class AsyncOnce(_OnceBlock[T]):
 
 
 class _Inbox:
-    """Messages that one consumer has seen. Several consumers may share a table. `consumer`: usually the consumer
-    group's id. Under a new name everything is new."""
+    """Messages that one consumer has seen. Several consumers may share a table.
+
+    `consumer`: usually the consumer group's id. Under a new name everything is new.
+    """
 
     def __init__(self, consumer: str, table: sa.Table | None = None) -> None:
         """Without a table: one named as `make_inbox_table` names it."""
@@ -411,8 +417,10 @@ class Inbox(_Inbox):
     """For blocking sessions, connections and engines of SQLAlchemy."""
 
     def once(self, session: Session | Connection, message: object) -> Once[bool]:
-        """`with inbox.once(session, message) as is_new:` commits nothing. `message`: of any Kafka client, or a text
-        that names it. Raises Misuse; at its entry TableMissing."""
+        """`with inbox.once(session, message) as is_new:` commits nothing.
+
+        `message`: of any Kafka client, or a text that names it. Raises Misuse; at its entry TableMissing.
+        """
         message_id = identify(message)
         return Once(self, session, [message_id], lambda new: message_id in new)
 
@@ -422,8 +430,10 @@ class Inbox(_Inbox):
         return Once(self, session, [*by_id], lambda new: [by_id[one] for one in by_id if one in new])
 
     def clean(self, engine: Engine, *, keep_days: float = KEEP_DAYS, max_rows: int = 1_000) -> int:
-        """Deletes old rows of this consumer; how many. Call it again while it is not 0. `keep_days`: longer than the
-        topics keep messages. One that comes again later would be new."""
+        """Deletes old rows of this consumer; how many. Call it again while it is not 0.
+
+        `keep_days`: longer than the topics keep messages. One that comes again later would be new.
+        """
         _check_cleaning(keep_days, max_rows)
         with engine.begin() as conn:
             return _clean(conn, self.table, self.consumer, keep_days, max_rows)

@@ -346,7 +346,9 @@ class Relay:
 
     def _write(self, write: Callable[[sa.Connection], _T], claim: Claim, stop: threading.Event | None) -> _T:
         """A transaction, repeated while the database is away and the lease lasts: nobody else takes the rows before.
-        What was committed without an answer is repeated too; it then changes nothing."""
+
+        What was committed without an answer is repeated too; it then changes nothing.
+        """
         failures = 0
         while True:
             try:

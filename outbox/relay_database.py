@@ -32,8 +32,10 @@ _DRIVERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class SourceSpec:
-    """Which table is read. `kind`: own, debezium, or the path of a TOML file, which names all of it itself. `sequence`:
-    for debezium, the column that orders the rows. `archive`: where published rows go, if they are kept."""
+    """Which table is read. `kind`: own, debezium, or the path of a TOML file, which names all of it itself.
+
+    `sequence`: for debezium, the column that orders the rows. `archive`: where published rows go, if they are kept.
+    """
 
     kind: str = OWN
     table: str | None = None

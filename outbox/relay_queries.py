@@ -28,8 +28,10 @@ _DOUBTFUL: Final = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tables:
-    """The rows, and the leases on them. `parked_holds`: whether a parked row holds back those after it. Each is equal
-    to itself alone, so that statements can be kept by it."""
+    """The rows, and the leases on them. `parked_holds`: whether a parked row holds back those after it.
+
+    Each is equal to itself alone, so that statements can be kept by it.
+    """
 
     source: OutboxSource
     leases: sa.Table
@@ -88,9 +90,11 @@ def can_walk(source: OutboxSource) -> bool:
 
 
 def find_heads(conn: Connection, tables: Tables, place: object, max_rows: int) -> Heads:
-    """At most so many, from behind `place` (None: from the beginning of the ring) to its end. If there is none, once
-    more from the beginning. Keys whose first row is leased, waiting or parked are stepped over, ever more of them in
-    one statement."""
+    """At most so many, from behind `place` (None: from the beginning of the ring) to its end.
+
+    If there is none, once more from the beginning. Keys whose first row is leased, waiting or parked are stepped over,
+    ever more of them in one statement.
+    """
     is_last_lap, max_steps = place is None, max_rows
     while True:
         visit = _make_visit(tables, conn.dialect.name, is_from_start=place is None)
@@ -192,7 +196,9 @@ _IN_ORDER: Final = sa.select(sa.func.set_config("enable_bitmapscan", "off", True
 
 class Claimed(NamedTuple):
     """Rows leased, in order; those that are not to be handed over apart. `place`: where the next claim goes on.
-    `unsure`: ids of those that may have been published by an earlier claim."""
+
+    `unsure`: ids of those that may have been published by an earlier claim.
+    """
 
     rows: Sequence[OutboxRow]
     unread: Sequence[Mark]
@@ -203,10 +209,12 @@ class Claimed(NamedTuple):
 def claim_rows(
     conn: Connection, tables: Tables, token: str, lease_ms: int, max_rows: int, place: ReadPosition
 ) -> Claimed:
-    """Leases the first row of each ordering key, and rows without one. Only the first: a row is published when all
-    before it are gone, so neither a failure nor a relay that wakes long after its lease can change the order of a key.
-    The key of the leases settles who holds the rows: what a relay sees unleased may have been leased, and even let go,
-    since its statement began."""
+    """Leases the first row of each ordering key, and rows without one.
+
+    Only the first: a row is published when all before it are gone, so neither a failure nor a relay that wakes
+    long after its lease can change the order of a key. The key of the leases settles who holds the rows:
+    what a relay sees unleased may have been leased, and even let go, since its statement began.
+    """
     if conn.dialect.name == "sqlite":  # has no row locks: a write that changes nothing takes its one lock
         conn.execute(sa.update(tables.leases).where(sa.false()).values(attempts=0))
     if conn.dialect.name == "postgresql":
@@ -230,8 +238,10 @@ def claim_rows(
 
 
 def delete_published(conn: Connection, tables: Tables, rows: Sequence[OutboxRow]) -> set[str]:
-    """Takes published rows away, into the archive if there is one. Needs no lease: published is a fact. Row ids of
-    those that stayed."""
+    """Takes published rows away, into the archive if there is one. Needs no lease: published is a fact.
+
+    Row ids of those that stayed.
+    """
     source = tables.source
     is_published = is_among(conn.dialect, source.key_column, [row.row for row in rows])
     if source.archive is not None:
@@ -315,8 +325,10 @@ class Cleaned(NamedTuple):
 
 
 def clean_leases(conn: Connection, tables: Tables, after: str | None, max_leases: int) -> Cleaned:
-    """Looks at so many leases, in order, and deletes those whose rows somebody else has deleted. Leases are read before
-    rows, so that a row which is missing then has been deleted, and no key comes again."""
+    """Looks at so many leases, in order, and deletes those whose rows somebody else has deleted.
+
+    Leases are read before rows, so that a row which is missing then has been deleted, and no key comes again.
+    """
     leases = tables.leases
     query = sa.select(leases.c.row_id).where(of_source(tables), leases.c.row_id > (after or ""))
     seen = conn.scalars(query.order_by(leases.c.row_id).limit(max_leases)).all()
@@ -373,7 +385,9 @@ def _read_free(
     conn: Connection, tables: Tables, condition: sa.ColumnElement[bool], max_rows: int, *first: sa.Column[Any]
 ) -> list[dict[str, Any]]:
     """Rows that nobody has leased, parked or put off, locked until the end of the transaction; not what is in them.
-    `first`: what they are ordered by before all else."""
+
+    `first`: what they are ordered by before all else.
+    """
     source, leases = tables.source, tables.leases
     row_id = AsRowId(source.key_column)
     attempts = sa.select(leases.c.attempts).where(of_source(tables), leases.c.row_id == row_id).scalar_subquery()

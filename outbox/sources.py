@@ -157,10 +157,12 @@ class MappedSource:
 def debezium_source(
     table: sa.Table, sequence: str, *, topic_format: str = DEBEZIUM_TOPIC, archive: sa.Table | None = None
 ) -> MappedSource:
-    """Debezium's outbox table (id, aggregatetype, aggregateid, type, payload), published as its EventRouter does. Topic
-    `outbox.event.<aggregatetype>`, key aggregateid, value payload, header `id`. `sequence`: a column that orders the
-    rows, which Debezium takes from the database's log and its table need not have: an identity column or a time of
-    insertion. Source: Debezium, "Outbox Event Router"."""
+    """Debezium's outbox table (id, aggregatetype, aggregateid, type, payload), published as its EventRouter does.
+
+    Topic `outbox.event.<aggregatetype>`, key aggregateid, value payload, header `id`. `sequence`: a column that
+    orders the rows, which Debezium takes from the database's log and its table need not have: an identity column or
+    a time of insertion. Source: Debezium, "Outbox Event Router".
+    """
     columns = ColumnMap(
         sequence=sequence,
         topic="aggregatetype",
@@ -179,8 +181,10 @@ def _check_columns(table: sa.Table, names: Iterable[str]) -> None:
 
 
 def to_bytes(value: object) -> bytes | None:
-    """A column's value as a message has it: bytes as they are, all else as its text. Raises TypeError at JSON that the
-    driver has read, from a column that is not declared as JSON."""
+    """A column's value as a message has it: bytes as they are, all else as its text.
+
+    Raises TypeError at JSON that the driver has read, from a column that is not declared as JSON.
+    """
     if value is None or isinstance(value, bytes):
         return value
     if isinstance(value, memoryview | bytearray):
@@ -237,8 +241,10 @@ def as_read(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
 
 
 class AsRowId(FunctionElement[str]):
-    """A key column as text, of the kind that `row_id` is, so that its index can be used. A key that does not fit into
-    one is known by its digest: cut off, or with other signs in it, two would be one."""
+    """A key column as text, of the kind that `row_id` is, so that its index can be used.
+
+    A key that does not fit into one is known by its digest: cut off, or with other signs in it, two would be one.
+    """
 
     type = sa.String()
     inherit_cache = True

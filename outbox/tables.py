@@ -153,9 +153,11 @@ def refuse_unkept(
     is_anew: bool = False,
 ) -> None:
     """Raises OutboxConfigError where a roll back would leave the table's rows, or a crash take them alone; or where
-    nothing stops a second row of the same `key`, or upper and lower case are the same in `exact_column`. Whatever it
-    was made as: servers change engines without a word, administrators do so for speed, or divide tables. `is_anew`:
-    also one that was looked at before. While PostgreSQL's is restored it has no key, and no rows, yet."""
+    nothing stops a second row of the same `key`, or upper and lower case are the same in `exact_column`.
+
+    Whatever it was made as: servers change engines without a word, administrators do so for speed, or divide tables.
+    `is_anew`: also one that was looked at before. While PostgreSQL's is restored it has no key, and no rows, yet.
+    """
     is_sqlite = conn.dialect.name == "sqlite"  # there each connection has its own setting
     kept = conn.info.setdefault("outbox_kept", set()) if is_sqlite else _KEPT.setdefault(conn.engine.pool, set())
     if is_anew or table.fullname not in kept:
@@ -286,7 +288,8 @@ def begin_on_sqlite(conn: sa.Connection) -> None:
 
 def is_ended(conn: sa.Connection) -> bool:
     """Whether a transaction with rows in it is over, or refuses all that comes, at its driver: cursors of the driver's
-    own, as for COPY, tell SQLAlchemy neither of their errors nor of what they end. False where drivers do not say."""
+    own, as for COPY, tell SQLAlchemy neither of their errors nor of what they end. False where drivers do not say.
+    """
     if conn.invalidated or not conn.in_transaction():
         return False
     driver: Any = conn.connection.driver_connection

@@ -93,8 +93,10 @@ def durable_now(*, is_postgres: bool) -> sa.ColumnElement[int]:
 
 
 def insert_record(conn: Connection, table: sa.Table, transaction_id: str, producer_group: str) -> None:
-    """Writes the record in the transaction of `conn`. Raises IntegrityError if the id has one. Waits while another
-    transaction has the id and has not ended."""
+    """Writes the record in the transaction of `conn`. Raises IntegrityError if the id has one.
+
+    Waits while another transaction has the id and has not ended.
+    """
     statement = _insertion(table, is_postgres=conn.dialect.name == "postgresql")
     conn.execute(statement, {"transaction_id": transaction_id, "producer_group": producer_group})
 
@@ -127,8 +129,9 @@ def insert_bars(conn: Connection, table: sa.Table, transaction_ids: Sequence[str
 
 
 def clean_records(conn: Connection, table: sa.Table, older_than_ms: int, margin_ms: int, max_rows: int) -> int:
-    """Deletes at most `max_rows` records written so long ago; how many. Says beforehand, in the same transaction, up to
-    which time a missing record proves nothing any more."""
+    """Deletes at most `max_rows` records written so long ago; how many. Says beforehand, in the same transaction,
+    up to which time a missing record proves nothing any more.
+    """
     horizon = DatabaseNow() - sa.literal(older_than_ms - margin_ms, sa.BigInteger)
     mark = {"transaction_id": CLEANED_ID, "producer_group": "", "state": CLEANED, "at_ms": 0}
     conn.execute(make_insert_missing(conn, table).values(mark))
@@ -226,8 +229,10 @@ def is_locked_out(error: DBAPIError) -> bool:
 
 def is_undone(error: BaseException, conn: Connection) -> bool:
     """Whether the database has rolled back the whole transaction at this error: what comes next begins another one.
+
     PostgreSQL refuses what comes next, and takes a COMMIT for a ROLLBACK without a word. Source: MariaDB,
-    row_mysql_handle_errors; SQLite, "Response To Errors"."""
+    row_mysql_handle_errors; SQLite, "Response To Errors".
+    """
     match conn.dialect.name:
         case "postgresql":
             return isinstance(code_of(error), str)
@@ -318,8 +323,10 @@ _RESOLUTIONS: Final = {WRITTEN: Resolution.COMMIT, BARRED: Resolution.ROLLBACK}
 
 @dataclass(frozen=True, slots=True)
 class RecordConfig:
-    """How long records are kept, and how long an answer may take. `read_wait_ms`: SQLite only, for a commit that is
-    just being written; a bar waits for nobody."""
+    """How long records are kept, and how long an answer may take.
+
+    `read_wait_ms`: SQLite only, for a commit that is just being written; a bar waits for nobody.
+    """
 
     keep_ms: int = 14 * _DAY_MS  # a transaction lives 7 days at most
     margin_ms: int = _DAY_MS  # how far the database's clock and Kafka's may be apart
@@ -343,8 +350,10 @@ class TransactionRecord:
         self._config = config or RecordConfig()
 
     def write(self, session: Session | Connection, transaction_id: str, producer_group: str) -> None:
-        """Writes the record in the session's transaction; commits nothing. Raises LocalTransactionBarred;
-        OutboxConfigError if the session commits each statement for itself."""
+        """Writes the record in the session's transaction; commits nothing.
+
+        Raises LocalTransactionBarred; OutboxConfigError if the session commits each statement for itself.
+        """
         conn = find_connection(session, self.table, "AsyncTransactionRecord")
         if is_autocommitting(conn):
             raise OutboxConfigError("with AUTOCOMMIT there is no local transaction that a record could be part of")
@@ -410,8 +419,11 @@ def _clean(conn: Connection, table: sa.Table, config: RecordConfig) -> int:
 
 
 def _look_up(conn: Connection, table: sa.Table, config: RecordConfig, checks: Sequence[Check], tell: Tell) -> None:
-    """Reads; bars what is missing; reads that again. Told is only what a committed row says. Still missing after that:
-    a local transaction that has not ended holds the key, UNKNOWN; or it is a trial, which leaves no bar behind."""
+    """Reads; bars what is missing; reads that again. Told is only what a committed row says.
+
+    Still missing after that: a local transaction that has not ended holds the key, UNKNOWN; or it is a trial, which
+    leaves no bar behind.
+    """
     if conn.dialect.name != "sqlite":  # each statement must see what has been committed before it
         conn = conn.execution_options(isolation_level="READ COMMITTED")
     missing, horizon_ms = _tell_known(conn, table, config, checks, tell)

@@ -40,8 +40,10 @@ class Ingested:
 
 
 def land_once(spark: SparkSession, access: Access, tell: Tell, *, by_receipts: bool = False) -> Ingested:
-    """Lands what came since the last landing in `access.out`. Raises ReconcileError. `by_receipts`: with hashes of all
-    records, for runs that find them by their receipts."""
+    """Lands what came since the last landing in `access.out`. Raises ReconcileError.
+
+    `by_receipts`: with hashes of all records, for runs that find them by their receipts.
+    """
     with explained(), hold(access.out):
         plan = _make_plan(access)
         units = complete_units(access.out)

@@ -18,7 +18,10 @@ SPARK_VERSION = "4.0.0"  # which this job is tried with
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Every job's folder, Kafka and machine. `kafka`: librdkafka's options. `jars`: JDBC drivers. `cores` 0: all."""
+    """Every job's folder, Kafka and machine.
+
+    `kafka`: librdkafka's options. `jars`: JDBC drivers. `cores` 0: all.
+    """
 
     out: Path
     internal: InternalTopics

@@ -1,5 +1,7 @@
 """One run: window, landing, fold, verdicts, report. Entry of `spark-submit`; nothing is ever written to a topic.
-spark-submit "$(outbox-bridge report job)" --kafka broker:9092 --out /reports"""
+
+spark-submit "$(outbox-bridge report job)" --kafka broker:9092 --out /reports
+"""
 
 import errno
 import os

@@ -42,8 +42,11 @@ _ENDED_REMEDY = "Was there too little memory (`dmesg` tells)? `--memory-mb` is J
 def start_session(
     jars: Sequence[Path] = (), *, cores: int = 0, memory_mb: int = 1_024, is_brief: bool = False
 ) -> SparkSession:
-    """The session of this process: `spark-submit`'s if it was started so, else one on this machine. `jars`: JDBC
-    drivers, where nobody else provides them. `cores` 0: all. `is_brief`: for little data. Raises Indeterminate."""
+    """The session of this process: `spark-submit`'s if it was started so, else one on this machine.
+
+    `jars`: JDBC drivers, where nobody else provides them. `cores` 0: all. `is_brief`: for little data.
+    Raises Indeterminate.
+    """
     if pyspark.__version__ != SPARK_VERSION:
         raise _wrong_spark(pyspark.__version__)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -81,8 +84,10 @@ def java_flags(memory_mb: int, *, is_brief: bool) -> str:
 def running_session(
     jars: Sequence[Path] = (), *, cores: int = 0, memory_mb: int = 1_024, is_brief: bool = False
 ) -> Iterator[SparkSession]:
-    """`start_session`, stopped at the end. Ctrl-C ends at once and leaves Java to end with this process. PySpark's own
-    handler first calls Java, on the connection whose answer is being waited for."""
+    """`start_session`, stopped at the end. Ctrl-C ends at once and leaves Java to end with this process.
+
+    PySpark's own handler first calls Java, on the connection whose answer is being waited for.
+    """
     session = start_session(jars, cores=cores, memory_mb=memory_mb, is_brief=is_brief)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -1,5 +1,7 @@
-"""What `spark-submit` starts: it knows no package, only this file. `outbox-bridge report job` says where that is. The
-driver alone needs the project's code: it gives executors what they run of it."""
+"""What `spark-submit` starts: it knows no package, only this file. `outbox-bridge report job` says where that is.
+
+The driver alone needs the project's code: it gives executors what they run of it.
+"""
 
 import runpy
 import sys

@@ -87,9 +87,11 @@ _DIED = -signal.SIGKILL
 
 
 class DemoScript:
-    """Plays on a stage and comments. `is_broken`: the consumer overlooks the rescued order. `kafka`: a cluster that is
-    there already, where all topics get `prefix`; None: the demo starts one. `door`: the port for RocketMQ's clients, if
-    there is one."""
+    """Plays on a stage and comments. `is_broken`: the consumer overlooks the rescued order.
+
+    `kafka`: a cluster that is there already, where all topics get `prefix`; None: the demo starts one. `door`: the
+    port for RocketMQ's clients, if there is one.
+    """
 
     def __init__(
         self,

@@ -1,6 +1,8 @@
-"""What the demo runs in: processes, folders and steps; all end with the command, however it ends. Runs as a process
-beside the command: reads a pid a line, and when its standard input ends it stops the newest first. The pipe closes
-whatever the command dies of."""
+"""What the demo runs in: processes, folders and steps; all end with the command, however it ends.
+
+Runs as a process beside the command: reads a pid a line, and when its standard input ends it stops the newest
+first. The pipe closes whatever the command dies of.
+"""
 
 import contextlib
 import json

@@ -67,8 +67,10 @@ _REMEDIES = {
 
 
 class DevEvents:
-    """Looks at the newest transactions of a bridge, and tells what is new of them. `tell`: takes the members of an
-    event, among them `text`, a line."""
+    """Looks at the newest transactions of a bridge, and tells what is new of them.
+
+    `tell`: takes the members of an event, among them `text`, a line.
+    """
 
     def __init__(self, url: str, tell: Callable[[Row], None]) -> None:
         self._url = url

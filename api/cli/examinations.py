@@ -1,6 +1,8 @@
-"""What `doctor` looks at: Kafka's version, clocks, topics, rights, SQL, Java, the bridge, endpoints. A keyed half
-message that was seen before there was time is void for everybody, by a rule on the record alone (`docs/records.md`);
-each queue of the journal may be on another broker."""
+"""What `doctor` looks at: Kafka's version, clocks, topics, rights, SQL, Java, the bridge, endpoints.
+
+A keyed half message that was seen before there was time is void for everybody, by a rule on the record alone
+(`docs/records.md`); each queue of the journal may be on another broker.
+"""
 
 import asyncio
 import os

@@ -1,6 +1,8 @@
-"""How commands show results, and how they fail: an exit code, a reason, and what to do about it. Piped, tables have no
-frames, colours or line breaks. Text from elsewhere is shown with its control characters escaped: a key must not be able
-to speak to the terminal."""
+"""How commands show results, and how they fail: an exit code, a reason, and what to do about it.
+
+Piped, tables have no frames, colours or line breaks. Text from elsewhere is shown with its control characters
+escaped: a key must not be able to speak to the terminal.
+"""
 
 import errno
 import io

@@ -62,8 +62,10 @@ def identify_reader(request: ApiRequest) -> Caller | Problem:
 
 
 def lead_to_sign_in(request: ApiRequest) -> HttpAnswer:
-    """Where somebody without a session is sent; the way back is remembered. On the way from another site browsers keep
-    the session back, so such a page first leads to itself."""
+    """Where somebody without a session is sent; the way back is remembered.
+
+    On the way from another site browsers keep the session back, so such a page first leads to itself.
+    """
     below = request.path.partition(PREFIX)[2].strip("/")
     query = request.scope["query_string"].decode("latin-1")
     wanted = below + (f"?{query}" if query else "")

@@ -28,8 +28,10 @@ _REASONS = 8  # groups whose blocked commits are looked at
 
 
 class Concern(NamedTuple):
-    """Something that needs a person. `what`: one of the texts below; `name`, `number`: of what, and how many. `detail`:
-    one of the texts too, or what the bridge says elsewhere. `path`, `query`: where to go on."""
+    """Something that needs a person. `what`: one of the texts below; `name`, `number`: of what, and how many.
+
+    `detail`: one of the texts too, or what the bridge says elsewhere. `path`, `query`: where to go on.
+    """
 
     level: str
     what: str

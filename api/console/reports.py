@@ -1,5 +1,7 @@
-"""Reports of reconciliation: what each run has found, with the way to the transactions. The files are read as any text
-from elsewhere: with bounds, and only what the ledger of the runs names."""
+"""Reports of reconciliation: what each run has found, with the way to the transactions.
+
+The files are read as any text from elsewhere: with bounds, and only what the ledger of the runs names.
+"""
 
 import asyncio
 import json

@@ -1,6 +1,8 @@
 """Frames of RocketMQ's remoting protocol, with both encodings of their header. Source: its RemotingCommand,
-RocketMQSerializable and SerializeType. A frame: int32 length of the rest, int32 (encoding << 24 | length of the
-header), header, body."""
+RocketMQSerializable and SerializeType.
+
+A frame: int32 length of the rest, int32 (encoding << 24 | length of the header), header, body.
+"""
 
 import struct
 from collections.abc import Generator

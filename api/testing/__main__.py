@@ -1,5 +1,7 @@
-"""Does what `outbox.testing.process` says, a line of JSON for each command, until standard input ends. python -m
-api.testing memory|kafka FOLDER"""
+"""Does what `outbox.testing.process` says, a line of JSON for each command, until standard input ends.
+
+python -m api.testing memory|kafka FOLDER
+"""
 
 import asyncio
 import json

@@ -274,9 +274,11 @@ class _Application(FastAPI):
 def create_app(
     services: Services, *, site: Site | None = None, is_api: bool = True, has_metrics: bool = True
 ) -> FastAPI:
-    """The application over these services. Serve it with `ApiServer`, which also bounds heads of requests. `is_api`
-    False: health and metrics alone, for a process without the api role. `has_metrics` False: they are on a port of
-    their own (`create_metrics_app`). `site`: pages beside the interface."""
+    """The application over these services. Serve it with `ApiServer`, which also bounds heads of requests.
+
+    `is_api` False: health and metrics alone, for a process without the api role. `has_metrics` False: they are on a
+    port of their own (`create_metrics_app`). `site`: pages beside the interface.
+    """
     site = site if is_api else None
     whole = [*_TABLE, *([] if site is None else site.routes)] if is_api else health.routes
     table = [r for r in whole if has_metrics or r.run is not health.get_metrics]

@@ -1,8 +1,10 @@
-"""What every request passes before its call: names and origins, load, bytes in flight. A browser sends to this machine
-what a page asks for. Three things give such a page away: the `Origin` it comes from; the `Host` it called, if its own
-name was made to point here (DNS rebinding); and, where neither is looked at anywhere on the way, that it cannot send a
-JSON content type or a header of ours without asking first (preflight). Forms of our own pages can do neither; they are
-taken with an `Origin` that is exactly the host they call."""
+"""What every request passes before its call: names and origins, load, bytes in flight.
+
+A browser sends to this machine what a page asks for. Three things give such a page away: the `Origin` it comes
+from; the `Host` it called, if its own name was made to point here (DNS rebinding); and, where neither is looked at
+anywhere on the way, that it cannot send a JSON content type or a header of ours without asking first (preflight).
+Forms of our own pages can do neither; they are taken with an `Origin` that is exactly the host they call.
+"""
 
 import ipaddress
 import os

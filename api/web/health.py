@@ -60,7 +60,9 @@ def make_readiness(
     kafka_warning: Callable[[], str] = str,
 ) -> Mapping[str, ReadinessCheck]:
     """The checks of a process that has started, by name. `kafka_error`: what its clients complained of last.
-    `kafka_warning`: what will stop them if nobody acts, empty if nothing."""
+
+    `kafka_warning`: what will stop them if nobody acts, empty if nothing.
+    """
     checks: dict[str, ReadinessCheck] = {
         "kafka": lambda: _kafka(node.backing.admin, kafka_error, kafka_warning),
         "sql": lambda: check_sql(node.backing.database, processes),
@@ -109,8 +111,10 @@ async def _kafka(
 
 
 async def check_sql(database: Database, processes: ProcessBoard | None = None) -> CheckResult:
-    """Whether it answers, and whether nobody is sent away: one look may get in where others do not. One that is read,
-    and takes nothing, lets what needs no note go on: most prepares, and all ends."""
+    """Whether it answers, and whether nobody is sent away: one look may get in where others do not.
+
+    One that is read, and takes nothing, lets what needs no note go on: most prepares, and all ends.
+    """
     try:
         await database.read(read_positions)
     except SqlUnavailable as error:

@@ -44,7 +44,9 @@ def _no_constant(word: str) -> object:
 
 def make_decoder(read_object: Callable[[list[tuple[str, object]]], dict[str, object]] = unique) -> json.JSONDecoder:
     """A decoder that raises ValueError, or NotStrict for what JSON does not know. `read_object` gets the members.
-    Numbers stay texts: they are only looked at here, and converting a long one takes quadratic time."""
+
+    Numbers stay texts: they are only looked at here, and converting a long one takes quadratic time.
+    """
     return json.JSONDecoder(object_pairs_hook=read_object, parse_int=str, parse_float=str, parse_constant=_no_constant)
 
 
@@ -52,8 +54,11 @@ _decoder = make_decoder()
 
 
 def read_strict(raw: bytes, max_depth: int = MAX_DEPTH) -> bytes:
-    """The document without the white space between its tokens, each of which keeps its bytes. Raises Rejected unless it
-    is one strict JSON value, nested `max_depth` levels at most, whose texts can all be written as UTF-8."""
+    """The document without the white space between its tokens, each of which keeps its bytes.
+
+    Raises Rejected unless it is one strict JSON value, nested `max_depth` levels at most, whose texts can all be
+    written as UTF-8.
+    """
     if raw.startswith(BOM):
         raise reject(MALFORMED_JSON, "the body begins with a byte order mark")
     # Control bytes cannot occur in valid JSON, so they can stand for escapes while texts are found.
@@ -133,8 +138,11 @@ _FILLER = f"filler-{secrets.token_hex(12)}"  # a name that nobody else can write
 def read_strict_in_steps(
     raw: bytes, max_depth: int = MAX_DEPTH, most: Sequence[int] = (), window_bytes: int = WINDOW
 ) -> Steps[bytes]:
-    """As `read_strict` reads it. `most`: how many items the arrays that are members of the document may have, then
-    those in the objects of these arrays. A lone surrogate is reported without its place."""
+    """As `read_strict` reads it.
+
+    `most`: how many items the arrays that are members of the document may have, then those in the objects of these
+    arrays. A lone surrogate is reported without its place.
+    """
     if raw.startswith(BOM):
         raise reject(MALFORMED_JSON, "the body begins with a byte order mark")
     reader = _Reader(max_depth, most)

@@ -1,5 +1,7 @@
-"""Bounds of the HTTP interface: sizes, times, bytes in flight. Where places are scarce, the stream that has gone
-longest without a whole line gives up its own."""
+"""Bounds of the HTTP interface: sizes, times, bytes in flight.
+
+Where places are scarce, the stream that has gone longest without a whole line gives up its own.
+"""
 
 import asyncio
 import math

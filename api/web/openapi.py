@@ -221,11 +221,13 @@ _REQUEST_ID = header_parameter(
 
 
 def for_clients(schema: Any) -> Any:  # noqa: ANN401 - any JSON
-    """The same, said so that generators of clients make good code of it. Integers have a size: Java's are of 32 bits
-    otherwise, and offsets are larger. Defaults are told in words: TypeScript takes a member that has one as always
-    there, and asks for it in requests. Pairs have a schema for any of their members: half of the generators do not know
-    `prefixItems`, and stop at `items: false`. Of a list or an object only the list is told, and of words or numbers the
-    words: Java's code for both cannot be compiled, or not run."""
+    """The same, said so that generators of clients make good code of it.
+
+    Integers have a size: Java's are of 32 bits otherwise, and offsets are larger. Defaults are told in words:
+    TypeScript takes a member that has one as always there, and asks for it in requests. Pairs have a schema for any of
+    their members: half of the generators do not know `prefixItems`, and stop at `items: false`. Of a list or an object
+    only the list is told, and of words or numbers the words: Java's code for both cannot be compiled, or not run.
+    """
     if isinstance(schema, list):
         return [for_clients(each) for each in schema]
     if not isinstance(schema, dict):

@@ -1,7 +1,9 @@
-"""Request bodies read strictly into the service's calls. Pure: bytes in, a call out, or Rejected. msgspec's parser is
-strict but for names given twice, depth, and the UTF-8 of what it hands on unread. Names are counted instead of
-compared: as many members as there are colons that stand in no text, so none was given twice. What this fast reading
-does not take is read once more, by the strict parser, which names what is wrong."""
+"""Request bodies read strictly into the service's calls. Pure: bytes in, a call out, or Rejected.
+
+msgspec's parser is strict but for names given twice, depth, and the UTF-8 of what it hands on unread. Names are
+counted instead of compared: as many members as there are colons that stand in no text, so none was given twice.
+What this fast reading does not take is read once more, by the strict parser, which names what is wrong.
+"""
 
 import binascii
 import re
@@ -317,8 +319,10 @@ def _count_prepares(batch: _Prepares) -> int:
 
 
 def _count_prepare(body: Prepare, depth: int) -> int:
-    """The members that were certainly given, and the colons in their texts. Null where it means the same as nothing is
-    not counted."""
+    """The members that were certainly given, and the colons in their texts.
+
+    Null where it means the same as nothing is not counted.
+    """
     count = 2
     for message in body.messages:
         count += _count_message(message, depth)

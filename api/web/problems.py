@@ -1,6 +1,8 @@
-"""Problem types, and problems as RFC 9457 `application/problem+json`. Every error of the HTTP interface is a row of
-`PROBLEMS`. The last part of a type's URI is its code, which is stable; texts may change. A problem never contains more
-than the caller sent and the recorded facts."""
+"""Problem types, and problems as RFC 9457 `application/problem+json`.
+
+Every error of the HTTP interface is a row of `PROBLEMS`. The last part of a type's URI is its code, which is
+stable; texts may change. A problem never contains more than the caller sent and the recorded facts.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -384,7 +384,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _ignore_upgrade(self, rest: bytes) -> None:
         """Reads the request again without its offer to upgrade: the parser would take its body for another protocol.
-        Some clients offer HTTP/2 with the first request of every connection."""
+
+        Some clients offer HTTP/2 with the first request of every connection.
+        """
         method = self.parser.get_method()
         if method == b"CONNECT":
             self.send_400_response("")

@@ -82,10 +82,13 @@ EVENT_AGE_MS = 1_500  # less than from one event to the next: no page is sent wh
 @dataclass(frozen=True, slots=True)
 class Services:
     """Everything the routes call. `readiness`: by name; all must be ok for /readyz to be. `nonces`: the checker's.
+
     `signing`: secrets beside keys, for clients of RocketMQ. `sessions`: of people at the pages; None: nobody signs in.
-    `webhooks`: who is told of the bridge's own events. `is_read_only`: pages let nobody do anything. `settings`: name,
-    value and origin of each as they may be shown. `reports`: the folder of the runs of `report`. `calls_of`: to the
-    endpoints of a group, by all processes; None if none is known that asks. `events`: what open pages are sent."""
+    `webhooks`: who is told of the bridge's own events. `is_read_only`: pages let nobody do anything.
+    `settings`: name, value and origin of each as they may be shown. `reports`: the folder of the runs of `report`.
+    `calls_of`: to the endpoints of a group, by all processes; None if none is known that asks.
+    `events`: what open pages are sent.
+    """
 
     access: AccessService
     transactions: TransactionService
@@ -133,10 +136,12 @@ class Asked(Protocol):
 
 
 class ApiRequest:
-    """A request whose head is there, and whose body may still be on its way, unless it is `whole`. `caller`: who makes
-    it. `usage`: what he uses, once the request counts for him. `route_name`: of its route in metrics. `status`: of its
-    answer, 0 before that begins. `fields`: of its head, the last one of each name. `certified`: the principal that the
-    connection's certificate names."""
+    """A request whose head is there, and whose body may still be on its way, unless it is `whole`.
+
+    `caller`: who makes it. `usage`: what he uses, once the request counts for him. `route_name`: of its
+    route in metrics. `status`: of its answer, 0 before that begins. `fields`: of its head, the last one of each name.
+    `certified`: the principal that the connection's certificate names.
+    """
 
     __slots__ = (
         "_is_counted", "_whole", "caller", "certified", "fields", "lease", "method", "path", "query", "receive",

@@ -1,6 +1,8 @@
-"""One road in: the table of routes, and what a request passes on its way to one of them and back. A request that came
-in one piece, for a hot route, is handed over by its connection (`answer_whole`). All others come by ASGI, and pass the
-same places."""
+"""One road in: the table of routes, and what a request passes on its way to one of them and back.
+
+A request that came in one piece, for a hot route, is handed over by its connection (`answer_whole`). All others come
+by ASGI, and pass the same places.
+"""
 
 import asyncio
 import logging

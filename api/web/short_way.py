@@ -1,6 +1,8 @@
-"""The usual calls of every transaction, answered from the reports of their records: without parser, request or task. A
-head that is byte for byte like one that the road took means what that one meant, so it is not read again. Whatever is
-rare about a call, or stands against it, is left to the road, before anything has happened."""
+"""The usual calls of every transaction, answered from the reports of their records: without parser, request or task.
+
+A head that is byte for byte like one that the road took means what that one meant, so it is not read again. Whatever
+is rare about a call, or stands against it, is left to the road, before anything has happened.
+"""
 
 import re
 import time
@@ -50,9 +52,11 @@ Found = tuple[KnownHead, str, bytes, Sequence[Header]]
 
 
 class ShortWay:
-    """Remembers heads, and begins calls that have them. `certified`: the principal that the certificates of these
-    connections name. A head without a credential means somebody else on others, so each principal has a way of its own;
-    there are as many as the settings list."""
+    """Remembers heads, and begins calls that have them.
+
+    `certified`: the principal that the certificates of these connections name. A head without a credential means
+    somebody else on others, so each principal has a way of its own; there are as many as the settings list.
+    """
 
     def __init__(self, road: Road, certified: str | None = None) -> None:
         self._road = road

@@ -1,6 +1,8 @@
-"""What a connection reads and writes through: certificates, and how a refused client is let go. Closing the connection
-would reset it, and the client would lose the answer that says why. So the answer goes out, then our side is closed, and
-what still comes is thrown away for a while. nginx calls this a lingering close."""
+"""What a connection reads and writes through: certificates, and how a refused client is let go.
+
+Closing the connection would reset it, and the client would lose the answer that says why. So the answer goes out, then
+our side is closed, and what still comes is thrown away for a while. nginx calls this a lingering close.
+"""
 
 import asyncio
 import ssl
@@ -44,7 +46,9 @@ class Peer:
 
 class Certificates:
     """`context` is that of the next connection; those that are open keep theirs. `end_s`: of what it shows, Unix.
-    `principals`: whom names in certificates of clients mean, each as `DNS:name` in lower case or `URI:text`."""
+
+    `principals`: whom names in certificates of clients mean, each as `DNS:name` in lower case or `URI:text`.
+    """
 
     def __init__(self, files: TlsFiles, principals: Mapping[str, str] | None = None) -> None:
         """Raises ConfigError."""

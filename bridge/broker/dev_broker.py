@@ -53,9 +53,12 @@ _REMEDY_FOR_TAKEN = "Stop that process, choose another port, or use its Kafka wi
 
 
 class DevBroker:
-    """A single-node KRaft broker on loopback; its data outlive it. `port` and `controller_port` None: any free one,
-    kept for the life of this object. `settings` overrule `server.properties`. The broker stops when this process dies,
-    and not on Ctrl-C; what a SIGKILL left behind is stopped by the next `start`. One owner thread at a time."""
+    """A single-node KRaft broker on loopback; its data outlive it.
+
+    `port` and `controller_port` None: any free one, kept for the life of this object. `settings` overrule
+    `server.properties`. The broker stops when this process dies, and not on Ctrl-C; what a SIGKILL left behind
+    is stopped by the next `start`. One owner thread at a time.
+    """
 
     def __init__(  # noqa: PLR0913 - named, and all but the first have defaults
         self,
@@ -110,7 +113,10 @@ class DevBroker:
 
     def start(self, report: Report | None = None) -> None:
         """Returns when clients are answered. `report` is called with the progress of the jars' download, if there is
-        one. Raises a BrokerError with its remedy, and then has left nothing running."""
+        one.
+
+        Raises a BrokerError with its remedy, and then has left nothing running.
+        """
         if self.is_running:
             return
         self.stop()  # lets go of what is left if it ended by itself
@@ -220,10 +226,12 @@ class DevBroker:
         return True
 
     def _fence(self, layout: BrokerLayout, command: tuple[str, ...]) -> None:
-        """Lets the controller alone end the broker's old session, which a start would wait for anyway. Otherwise the
-        broker begins as the leader it was before the crash, and for a moment there is none while it registers. A marker
-        of a Kafka transaction that falls into that moment is never written, its partitions cannot be read any further
-        (KAFKA-20734: no leader is taken for a deleted topic)."""
+        """Lets the controller alone end the broker's old session, which a start would wait for anyway.
+
+        Otherwise the broker begins as the leader it was before the crash, and for a moment there is none while it
+        registers. A marker of a Kafka transaction that falls into that moment is never written, its partitions
+        cannot be read any further (KAFKA-20734: no leader is taken for a deleted topic).
+        """
         self._run(layout, command, make_controller_properties(layout), None)
         self._await_line(STARTED_LINE)
         with contextlib.suppress(BrokerFailed):  # it may have been fenced before it died
@@ -262,8 +270,10 @@ class DevBroker:
 
 
 def _await_appended(layout: BrokerLayout) -> None:
-    """Until what the controller has decided is in its log: it tells of that before, and forgets it if it ends now. The
-    log is written in order, and an idle controller adds to it. Two additions may have been on their way."""
+    """Until what the controller has decided is in its log: it tells of that before, and forgets it if it ends now.
+
+    The log is written in order, and an idle controller adds to it. Two additions may have been on their way.
+    """
     deadline, seen = time.monotonic() + _FENCE_TIMEOUT_S, layout.count_metadata_bytes()
     for _ in range(3):
         before = seen

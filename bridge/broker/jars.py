@@ -1,6 +1,8 @@
-"""Apache Kafka's jars: fetched once from Maven Central, pinned by SHA-256, kept in a cache folder. The cache folder
-appears whole or not at all: files are gathered in a folder beside it, checked against the pins, and renamed. One
-process gathers at a time; a kill in the middle costs only the jar in flight."""
+"""Apache Kafka's jars: fetched once from Maven Central, pinned by SHA-256, kept in a cache folder.
+
+The cache folder appears whole or not at all: files are gathered in a folder beside it, checked against
+the pins, and renamed. One process gathers at a time; a kill in the middle costs only the jar in flight.
+"""
 
 import hashlib
 import json
@@ -130,8 +132,10 @@ def kafka_jars() -> JarSet:
 
 
 def fetch_jars(folder: Path | None = None, report: Report | None = None, jars: JarSet | None = None) -> Path:
-    """The folder with exactly the pinned jars; `report` is called only while they are being fetched. Raises
-    JarsUnavailable, JarCorrupt, CacheUnusable."""
+    """The folder with exactly the pinned jars; `report` is called only while they are being fetched.
+
+    Raises JarsUnavailable, JarCorrupt, CacheUnusable.
+    """
     folder, jars = (folder or default_jar_folder()).absolute(), jars or kafka_jars()
     if _is_verified(folder, jars.pins):
         return folder

@@ -121,9 +121,11 @@ _KILL_TIMEOUT_S = 10.0
 
 
 class Lifeline:
-    """Stops the broker when this process dies in any way, SIGKILL included. A small process waits at the other end of a
-    pipe: the system closes ours when we die. (The parent-death signal of Linux is sent when the *thread* that started
-    the child ends, so it is of no use here.)"""
+    """Stops the broker when this process dies in any way, SIGKILL included.
+
+    A small process waits at the other end of a pipe: the system closes ours when we die. (The parent-death
+    signal of Linux is sent when the *thread* that started the child ends, so it is of no use here.)
+    """
 
     def __init__(self, pid: int, properties_file: Path) -> None:
         self._watcher = subprocess.Popen(  # noqa: S603
@@ -199,8 +201,10 @@ _STOP_TIMEOUT_S = 10.0
 
 
 def main() -> None:
-    """Runs as a process beside the broker: when its parent dies, it stops the broker. See `Lifeline`. Arguments: the
-    broker's pid and its properties file. Waits for the end of standard input."""
+    """Runs as a process beside the broker: when its parent dies, it stops the broker. See `Lifeline`.
+
+    Arguments: the broker's pid and its properties file. Waits for the end of standard input.
+    """
     pid, properties_file = int(sys.argv[1]), Path(sys.argv[2])
     sys.stdin.buffer.read()
     stop_process(pid, properties_file, _STOP_TIMEOUT_S)
@@ -275,9 +279,11 @@ def is_port_free(port: int) -> bool:
 
 
 def choose_free_port() -> int:
-    """A port nobody has. On Linux the port is held for its user while this process lives. Of the last 200, that is.
-    Nobody else chooses it or connects from it; a server that sets SO_REUSEADDR, as nearly all do (Java, uvicorn,
-    asyncio, `socket.create_server`), can listen on it, also again after it has ended."""
+    """A port nobody has. On Linux the port is held for its user while this process lives.
+
+    Of the last 200, that is. Nobody else chooses it or connects from it; a server that sets SO_REUSEADDR, as nearly
+    all do (Java, uvicorn, asyncio, `socket.create_server`), can listen on it, also again after it has ended.
+    """
     for _ in range(_TRIES):
         port = _chance.randrange(_FREE_FROM, _FREE_TO)
         if _hold(port):

@@ -82,8 +82,10 @@ class BrokerLayout:
 
 
 def make_properties(layout: BrokerLayout, log_folder: Path) -> str:
-    """The text of `server.properties`, for a process that works in the layout's folder. Kafka reads the file as ISO
-    8859-1, and its folders as a list between commas: a path may be neither."""
+    """The text of `server.properties`, for a process that works in the layout's folder.
+
+    Kafka reads the file as ISO 8859-1, and its folders as a list between commas: a path may be neither.
+    """
     placed = {
         "listeners": f"P://{HOST}:{layout.port},C://{HOST}:{layout.controller_port}",
         # static voters: a formatted folder can be moved and used on any port

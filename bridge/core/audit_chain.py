@@ -1,6 +1,8 @@
 """The audit as a chain. Each entry has a link: a MAC over entry, number and the link before, with a key of the bridge.
-A head is the number and MAC of a link, appended to a topic: who can write to the database, and even has the key, cannot
-change what lies below a head without its being seen. BLAKE2b with a key, 32 bytes."""
+
+A head is the number and MAC of a link, appended to a topic: who can write to the database, and even has the key,
+cannot change what lies below a head without its being seen. BLAKE2b with a key, 32 bytes.
+"""
 
 import hashlib
 import json
@@ -130,9 +132,11 @@ UPGRADE_MS = 86_400_000
 
 @dataclass(slots=True)
 class ChainJudge:
-    """Looks at links in the order of their numbers, then at heads. It begins behind `last`. `outside_until_ms`: entries
-    that were adopted later are findings; None: those later than a day after the first link, which an upgrade from a
-    version without links takes."""
+    """Looks at links in the order of their numbers, then at heads. It begins behind `last`.
+
+    `outside_until_ms`: entries that were adopted later are findings; None: those later than a day after the first link,
+    which an upgrade from a version without links takes.
+    """
 
     keyring: Keyring
     outside_until_ms: int | None = None

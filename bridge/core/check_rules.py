@@ -97,8 +97,10 @@ class WhenExhausted(Enum):
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """All settings of a producer group. `accepts_prepares` False: nothing new, the rest goes on. `pauses_checks`:
-    nobody is asked, and nothing is parked or rolled back for its age."""
+    """All settings of a producer group. `accepts_prepares` False: nothing new, the rest goes on.
+
+    `pauses_checks`: nobody is asked, and nothing is parked or rolled back for its age.
+    """
 
     times: CheckTimes = CheckTimes()
     calls: CheckCalls = CheckCalls()
@@ -138,9 +140,12 @@ def is_exhausted(transaction: Transaction, times: CheckTimes) -> bool:
 
 
 def decide_due(transaction: Transaction, times: CheckTimes, now_ms: int, *, had_round: bool) -> tuple[Due, str]:
-    """What is due now, and why if it is to be parked. `had_round`: this owner has asked at least once, or tried to. A
-    life that is over never parks a transaction nobody was asked about since the queue was taken over: it is asked
-    first, but not before its immunity ends."""
+    """What is due now, and why if it is to be parked.
+
+    `had_round`: this owner has asked at least once, or tried to. A life that is over never
+    parks a transaction nobody was asked about since the queue was taken over: it is asked first,
+    but not before its immunity ends.
+    """
     if is_exhausted(transaction, times):
         return (Due.PARK, MAX_CHECKS) if now_ms >= transaction.next_due_ms else (Due.NOTHING, "")
     is_over = now_ms >= life_end_ms(transaction, times)

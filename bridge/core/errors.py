@@ -54,8 +54,10 @@ class UnknownRecordVersion(BridgeError):
 
 
 class QueueHalted(BridgeError):
-    """A queue whose log does not hold what is needed to decide it. `kind`: what of the log is not what was left; such a
-    halt is stored. None: it may end by itself."""
+    """A queue whose log does not hold what is needed to decide it.
+
+    `kind`: what of the log is not what was left; such a halt is stored. None: it may end by itself.
+    """
 
     def __init__(self, detail: str, kind: HaltKind | None = None) -> None:
         super().__init__(detail)
@@ -75,8 +77,10 @@ class StoreTimeout(StoreError):
 
 
 class BatchAborted(StoreError):
-    """An atomic batch was aborted and is not visible; the writer can be used again. `topic` names the destination that
-    caused it where the log said so."""
+    """An atomic batch was aborted and is not visible; the writer can be used again.
+
+    `topic` names the destination that caused it where the log said so.
+    """
 
     def __init__(self, reason: str, topic: str | None = None) -> None:
         super().__init__(reason if topic is None else f"{topic}: {reason}")
@@ -93,9 +97,11 @@ class StoreFenced(BatchOutcomeUnknown):
 
 
 class SqlUnavailable(BridgeError):
-    """The database is not reachable, overloaded, read-only, or not migrated. `retry_helps`: False where an operator is
-    needed first. `is_outcome_unknown`: the connection broke in COMMIT, so the work may have been applied; in every
-    other case nothing was."""
+    """The database is not reachable, overloaded, read-only, or not migrated.
+
+    `retry_helps`: False where an operator is needed first. `is_outcome_unknown`: the connection broke
+    in COMMIT, so the work may have been applied; in every other case nothing was.
+    """
 
     def __init__(self, reason: str, *, retry_helps: bool = True, is_outcome_unknown: bool = False) -> None:
         super().__init__(reason)

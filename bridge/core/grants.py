@@ -35,8 +35,10 @@ class Verb(StrEnum):
 
 
 class Grant(NamedTuple):
-    """A verb for some producer groups and, where messages are prepared, for some topics. `groups`, `topics`: a name;
-    the beginning of names and `*`, as Kafka's prefixed patterns; or `*` for all."""
+    """A verb for some producer groups and, where messages are prepared, for some topics.
+
+    `groups`, `topics`: a name; the beginning of names and `*`, as Kafka's prefixed patterns; or `*` for all.
+    """
 
     verb: Verb
     groups: str
@@ -128,8 +130,11 @@ _items = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class MaskRule(NamedTuple):
-    """What is masked of messages to a topic, or to topics that begin so (`name*`). `headers`: names, in any case.
-    `paths`: members of a JSON value, as `customer.iban`; `*` is any member, and arrays are gone through."""
+    """What is masked of messages to a topic, or to topics that begin so (`name*`).
+
+    `headers`: names, in any case. `paths`: members of a JSON value, as `customer.iban`; `*` is any member, and arrays
+    are gone through.
+    """
 
     topic: str
     headers: Sequence[str] = ()

@@ -1,6 +1,8 @@
-"""Keys: those of the interface, those that encrypt in SQL, and MACs of this bridge with the seals of op records. A seal
-is the last member of the value, `"mac":"<key id>-<32 hexadecimal digits>"`: it costs less than a header, and whoever
-does not know it passes it over. The seal covers queue, key and the value without the seal."""
+"""Keys: those of the interface, those that encrypt in SQL, and MACs of this bridge with the seals of op records.
+
+A seal is the last member of the value, `"mac":"<key id>-<32 hexadecimal digits>"`: it costs less than a header, and
+whoever does not know it passes it over. The seal covers queue, key and the value without the seal.
+"""
 
 import base64
 import hashlib

@@ -1,7 +1,9 @@
-"""Messages as RocketMQ's store speaks of them, on Kafka's terms (null is not empty, headers are a list). The value of a
-text that is a JSON object or array is a `JsonText`: `write_json` puts it into the document as it is, so that big
-integers, decimals and the order of members stay what they were; any other JSON writer makes a string of it, which loses
-nothing either."""
+"""Messages as RocketMQ's store speaks of them, on Kafka's terms (null is not empty, headers are a list).
+
+The value of a text that is a JSON object or array is a `JsonText`: `write_json` puts it into the document as
+it is, so that big integers, decimals and the order of members stay what they were; any other JSON writer
+makes a string of it, which loses nothing either.
+"""
 
 import base64
 import json

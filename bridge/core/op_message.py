@@ -45,9 +45,11 @@ class LogStart(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Up to where a queue has been decided. `s`: next journal offset to decide; `l`, `o`: first journal and op offset
-    needed to rebuild; `owner`: who wrote it, for people. `topics`: the log it speaks of; `s_ms`: append time of the
-    record at S-1. Both None in positions of older releases."""
+    """Up to where a queue has been decided. `s`: next journal offset to decide; `l`, `o`: first journal and op
+    offset needed to rebuild; `owner`: who wrote it, for people.
+
+    `topics`: the log it speaks of; `s_ms`: append time of the record at S-1. Both None in positions of older releases.
+    """
 
     s: int
     l: int  # noqa: E741 - the name of the format
@@ -233,8 +235,10 @@ def decode_position(value: bytes) -> Position:
 
 
 def encode_answers(answers: Sequence[tuple[Answer, bytes | None]]) -> list[bytes]:
-    """Values of the records with ANSWERS_KEY, each at most MAX_ANSWERS_BYTES. Each answer comes with the value of its
-    transaction's op message, if it has one: that is embedded."""
+    """Values of the records with ANSWERS_KEY, each at most MAX_ANSWERS_BYTES.
+
+    Each answer comes with the value of its transaction's op message, if it has one: that is embedded.
+    """
     values: list[bytes] = []
     items: list[bytes] = []
     size = 0

@@ -42,8 +42,10 @@ class DueRow(NamedTuple):
 
 class PendingTable:
     """Rows by transaction id, in buckets that are searched as bytes: first a byte of each row's hash, then the rows.
+
     Linear hashing: with a row too many the next bucket is split, so that none ever waits for a great move. Which bucket
-    a row is in depends on its id alone, so the order is the same in each process."""
+    a row is in depends on its id alone, so the order is the same in each process.
+    """
 
     def __init__(self) -> None:
         self.count = 0

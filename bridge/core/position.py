@@ -99,8 +99,10 @@ _CARRIES = 4
 @dataclass(frozen=True, slots=True)
 class LowWatermarkConfig:
     """When a transaction that would hold L or O back is carried forward, and how long an ended one is remembered.
-    `op_ms`: at this age its body is copied; its op message is written again in each quarter of that. `max_objects`:
-    with so many live ones more, the oldest of them become rows."""
+
+    `op_ms`: at this age its body is copied; its op message is written again in each quarter of that.
+    `max_objects`: with so many live ones more, the oldest of them become rows.
+    """
 
     remember_ended_ms: int = 120_000
     journal_records: int = 100_000
@@ -111,10 +113,12 @@ class LowWatermarkConfig:
 
 
 class LowWatermarks:
-    """L and O of one queue. `live` and `rows` are the owner's tables of transactions that are not final, or blocked. An
-    op message's offset enters as a lower bound: the first op offset of the Kafka transaction that wrote it.
-    `monotonic_ms`: the owner's clock; what has ended is remembered until it agrees with journal time, which jumps when
-    brokers' clocks are set."""
+    """L and O of one queue.
+
+    `live` and `rows` are the owner's tables of transactions that are not final, or blocked. An op message's offset
+    enters as a lower bound: the first op offset of the Kafka transaction that wrote it. `monotonic_ms`: the owner's
+    clock; what has ended is remembered until it agrees with journal time, which jumps when brokers' clocks are set.
+    """
 
     def __init__(
         self,
@@ -296,8 +300,10 @@ class LogFacts(NamedTuple):
 
 
 def check_position(position: Position | None, facts: LogFacts) -> Position:
-    """The position, if the log holds everything it speaks of. Raises QueueHalted with the kind. What concerns the op
-    topic is judged first: where it is not what was left, nothing it says counts."""
+    """The position, if the log holds everything it speaks of. Raises QueueHalted with the kind.
+
+    What concerns the op topic is judged first: where it is not what was left, nothing it says counts.
+    """
     if position is None:
         raise QueueHalted("the op topic holds no position", HaltKind.NO_POSITION)
     _check_op(position, facts)

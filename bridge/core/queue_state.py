@@ -108,9 +108,11 @@ _ANY_TIMES = CheckTimes()  # where they do not matter
 
 
 class RecoveredState(NamedTuple):
-    """What a take-over read before the journal. `op_floor`: the op offset after the last position with s <= l, else the
-    O read. `op_end`: the op queue's end noted after fencing. `journal_ms`: append time of the record before S, 0 if
-    there is none."""
+    """What a take-over read before the journal.
+
+    `op_floor`: the op offset after the last position with s <= l, else the O read. `op_end`: the op
+    queue's end noted after fencing. `journal_ms`: append time of the record before S, 0 if there is none.
+    """
 
     position: Position
     ops: RecoveredOps
@@ -134,10 +136,12 @@ def effective_ordering_hash(half: HalfMessage, first_key: bytes | None) -> int:
 
 
 class QueueState:
-    """The state machine of one queue, without I/O. Dropped, and rebuilt from the log, after any doubt. Use: `recall`
-    what a batch concerns, `apply` its records, then `park`, `unblock`, `carry_forward` as timers want; write it all in
-    one Kafka transaction with `next_position`; when that is committed, `confirm`, when it was aborted, `defer`. `live`:
-    objects, of whatever something happens to; what is only pending for long is in rows."""
+    """The state machine of one queue, without I/O. Dropped, and rebuilt from the log, after any doubt.
+
+    Use: `recall` what a batch concerns, `apply` its records, then `park`, `unblock`, `carry_forward` as timers want;
+    write it all in one Kafka transaction with `next_position`; when that is committed, `confirm`, when it was aborted,
+    `defer`. `live`: objects, of whatever something happens to; what is only pending for long is in rows.
+    """
 
     def __init__(self, times_of: TimesOf, config: LowWatermarkConfig, ops: RecoveredOps | None = None) -> None:
         """`ops`: with which it begins."""
@@ -219,8 +223,10 @@ class QueueState:
         self, place: LogPosition, record: Record, ordering_hash: int, obstacle: str | None = None
     ) -> Sequence[Effect]:
         """Decides one journal record. `ordering_hash` matters for half messages, `obstacle` for what is published.
+
         `obstacle`: why its messages cannot be published now. A commit behind a blocked one of its ordering key is
-        blocked too (O)."""
+        blocked too (O).
+        """
         if type(record) is EndRecord:
             return self._apply_end(place, record, obstacle)
         if type(record) is HalfMessage:

@@ -31,9 +31,11 @@ class Act(Enum):
 
 class HalfMessage(Struct, frozen=True, gc=False):
     """A half message without its body. For several messages `real_topic` is "" and the rest of the three unset.
-    `is_published`: prepared and committed in one step. `seen_ms`: Kafka's time as the api knew it before it looked
-    whether the key is known; 0 if it knew none. `ordering_hash`: hash of the effective ordering key; None where there
-    is none, and in records of versions whose implicit keys spanned groups and topics."""
+
+    `is_published`: prepared and committed in one step. `seen_ms`: Kafka's time as the api knew it before
+    it looked whether the key is known; 0 if it knew none. `ordering_hash`: hash of the effective ordering key; None
+    where there is none, and in records of versions whose implicit keys spanned groups and topics.
+    """
 
     transaction_id: str
     group: str
@@ -54,8 +56,10 @@ class HalfMessage(Struct, frozen=True, gc=False):
 
 
 class EndRecord(Struct, frozen=True, gc=False):
-    """A resolution. The check's fields are set for Source.CHECK, the operator's for Source.OPERATOR. `remark`: the
-    producer's words about it, such as the text of an exception."""
+    """A resolution. The check's fields are set for Source.CHECK, the operator's for Source.OPERATOR.
+
+    `remark`: the producer's words about it, such as the text of an exception.
+    """
 
     transaction_id: str
     resolution: Resolution

@@ -100,9 +100,11 @@ _known_hash = _remember(_hash)
 
 
 def choose_placing_key(ordering_key: str | None, first_message_key: bytes | None, fallback: bytes) -> bytes:
-    """The ordering key if given, else the first message's key, else `fallback` (what makes the id unique). What the
-    queue is chosen by: part of every id, so frozen. The hash is the effective ordering key of half messages that record
-    no other."""
+    """The ordering key if given, else the first message's key, else `fallback` (what makes the id unique).
+
+    What the queue is chosen by: part of every id, so frozen. The hash is the effective ordering key of half messages
+    that record no other.
+    """
     if ordering_key is not None:
         return ordering_key.encode()
     return fallback if first_message_key is None else first_message_key
@@ -110,8 +112,10 @@ def choose_placing_key(ordering_key: str | None, first_message_key: bytes | None
 
 def hash_effective_key(group: str, topic: str, ordering_key: str | None, first_message_key: bytes | None) -> int | None:
     """Hash of what a transaction is in order with: an ordering key within its group, else the first message's key
-    within group and topic. None: with nothing. Equal ones have equal placing keys, so they share a queue. (Neither name
-    holds a 0x00, and no topic is empty.)"""
+    within group and topic. None: with nothing.
+
+    Equal ones have equal placing keys, so they share a queue. (Neither name holds a 0x00, and no topic is empty.)
+    """
     if ordering_key is not None:
         return hash_ordering_key(f"{group}\0\0{ordering_key}".encode())
     if first_message_key is None:
@@ -212,8 +216,10 @@ class NotTaken(StrEnum):
 
 def find_obstacle(message: Message, topic: TopicDescription, now_ms: int, *, has_id_header: bool) -> NotTaken | None:
     """Why the topic would refuse the message when it is published now, by Kafka's time; None if it takes it.
+
     `has_id_header`: the message is published with the transaction's id as one header more. Rights are not judged here:
-    a commit that stands is tried."""
+    a commit that stands is tried.
+    """
     if message.queue_id != BY_KEY and not 0 <= message.queue_id < topic.queues:
         return NotTaken.UNKNOWN_PARTITION
     if message.key is None and topic.is_key_required:

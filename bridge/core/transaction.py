@@ -129,8 +129,10 @@ def make_uuid7_bits(now_ms: int, random_bits: int) -> int:
 
 
 class IdRun:
-    """Ids of one millisecond: one random number, counted up. Source: RFC 9562 section 6.2, method 1. A bit of the
-    counter is left free, so that counting changes no more than the last characters."""
+    """Ids of one millisecond: one random number, counted up. Source: RFC 9562 section 6.2, method 1.
+
+    A bit of the counter is left free, so that counting changes no more than the last characters.
+    """
 
     __slots__ = ("_end", "_middle", "_next", "_now_ms")
 
@@ -176,8 +178,10 @@ def queue_of(transaction_id: str) -> int:
 def digest_bits(
     group: str, idempotency_key: str, is_published: bool, ordering_key: str | None, messages: Sequence[Message]
 ) -> int:
-    """128 bits that name a keyed prepare: the same group, key, kind of call and bytes give the same id. A trace context
-    is left out: a repeat is often made within another span."""
+    """128 bits that name a keyed prepare: the same group, key, kind of call and bytes give the same id.
+
+    A trace context is left out: a repeat is often made within another span.
+    """
     kind = "publish" if is_published else "prepare"
     ordered = "-;" if ordering_key is None else _frame_text(ordering_key)
     framed = [f"{_DIGEST_VERSION}{_frame_text(group)}{_frame_text(idempotency_key)}7:{kind};{ordered}".encode()]
@@ -228,12 +232,14 @@ BODY_EXPIRED = "BODY_EXPIRED"  # no log has the messages any more
 
 
 class Transaction(Struct, frozen=True, gc=False):
-    """One transaction. Offsets are the journal's, times are Kafka's append times in milliseconds. `half`,
-    `appended_ms`: its half message. `at`: the record that caused the present state. `end`, `ended_ms`, `by`: the
-    deciding end. `since_ms`: start of its life, moved by a resume; `base`: check times at that moment. `max_checks`,
-    `max_life_s`: its own limits, else its group's hold. `ordering_hash`: hash of the effective ordering key. `parked`:
-    offset of its copy in the parked topic. `abandoned`: committed, and given up by an operator while it was blocked,
-    for `reason`: it is never published."""
+    """One transaction. Offsets are the journal's, times are Kafka's append times in milliseconds.
+
+    `half`, `appended_ms`: its half message. `at`: the record that caused the present state. `end`,
+    `ended_ms`, `by`: the deciding end. `since_ms`: start of its life, moved by a resume; `base`: check
+    times at that moment. `max_checks`, `max_life_s`: its own limits, else its group's hold. `ordering_hash`: hash
+    of the effective ordering key. `parked`: offset of its copy in the parked topic. `abandoned`: committed, and given
+    up by an operator while it was blocked, for `reason`: it is never published.
+    """
 
     transaction_id: str
     group: str
@@ -280,9 +286,11 @@ class MessageSummary(Struct, frozen=True, gc=False):
 
 
 class TransactionView(Struct, frozen=True, gc=False):
-    """One transaction. Times are milliseconds; `by`: producer, check, operator or timer. `given_up_ms`: when an
-    operator gave up the log that held it. What is shown is what was known before. `parked_ms`: since when it is parked,
-    where the projection was asked."""
+    """One transaction. Times are milliseconds; `by`: producer, check, operator or timer.
+
+    `given_up_ms`: when an operator gave up the log that held it. What is shown is what was known before.
+    `parked_ms`: since when it is parked, where the projection was asked.
+    """
 
     transaction_id: str
     group: str

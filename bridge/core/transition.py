@@ -103,8 +103,11 @@ def prepare(
 def end(
     t: Transaction, record: EndRecord, place: LogPosition, times: CheckTimes, obstacle: str | None = None
 ) -> Transition:
-    """The first recorded resolution wins; later ends get it as their answer. Source: design 1, F. `obstacle`: why a
-    COMMIT cannot be published now; it stands all the same, and is blocked. With BODY_EXPIRED it changes nothing."""
+    """The first recorded resolution wins; later ends get it as their answer. Source: design 1, F.
+
+    `obstacle`: why a COMMIT cannot be published now; it stands all the same, and is blocked. With BODY_EXPIRED it
+    changes nothing.
+    """
     if record.group is not None and record.group != t.group:
         return Transition(t, _reply(record.request, t.transaction_id, AnswerCode.GROUP_MISMATCH))
     if t.is_final:
@@ -159,8 +162,10 @@ def _resolve(t: Transaction, record: EndRecord, place: LogPosition) -> Transacti
 
 
 def act(t: Transaction, record: ActRecord, place: LogPosition) -> Transition:
-    """An operator asks now, gives a parked transaction a new life, or gives a blocked commit up. Check numbers never
-    restart."""
+    """An operator asks now, gives a parked transaction a new life, or gives a blocked commit up.
+
+    Check numbers never restart.
+    """
     if record.act is Act.ABANDON:
         return _abandon(t, record, place)
     if record.act is Act.CHECK:
@@ -214,9 +219,11 @@ def unblock(t: Transaction, at: int) -> Transition:
 
 
 def carry_forward(t: Transaction, *, is_old: bool) -> Transition:
-    """The state written again, only so that a restart has little to read. `is_old`: its half message will leave the
-    journal before long. It then gets its copy in the parked topic, where its body is found later: blocked, or pending
-    while checks are paused."""
+    """The state written again, only so that a restart has little to read.
+
+    `is_old`: its half message will leave the journal before long. It then gets its copy in the parked
+    topic, where its body is found later: blocked, or pending while checks are paused.
+    """
     again = replace(t, requests=())
     if is_old and t.parked is None:
         return Transition(again, (Park(again),))

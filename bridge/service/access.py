@@ -52,7 +52,9 @@ ANYBODY = Caller("anonymous", EVERYTHING)
 @dataclass(frozen=True, slots=True)
 class AccessConfig:
     """`is_open`: calls without a proof are let in, and may do everything. `admin_key`: one that no table holds.
-    `issuers`: whose tokens are believed; `fetch`: how their keys are read."""
+
+    `issuers`: whose tokens are believed; `fetch`: how their keys are read.
+    """
 
     is_open: bool = True
     admin_key: str | None = field(default=None, repr=False)
@@ -62,8 +64,10 @@ class AccessConfig:
 
 
 class AccessService:
-    """Knows everybody from memory, refreshed beside; while the database is away those stay known who were. `generation`
-    moves when anybody's rights may have changed: what was concluded from a key before is forgotten then."""
+    """Knows everybody from memory, refreshed beside; while the database is away those stay known who were.
+
+    `generation` moves when anybody's rights may have changed: what was concluded from a key before is forgotten then.
+    """
 
     def __init__(
         self, database: Database, clock: Clock, config: AccessConfig, random_bytes: Callable[[int], bytes] = token_bytes

@@ -75,8 +75,10 @@ class _Note(NamedTuple):
 
 
 class Repeats:
-    """Look-ups in a projection that has applied each queue's end as noted at most a minute before, and in `keys`. The
-    notes are shared by all calls and renewed beside them, so that a look-up seldom waits."""
+    """Look-ups in a projection that has applied each queue's end as noted at most a minute before, and in `keys`.
+
+    The notes are shared by all calls and renewed beside them, so that a look-up seldom waits.
+    """
 
     def __init__(self, reads: CurrentReads, ends: EndOffsets, clock: Clock, max_wait_ms: int) -> None:
         self.keys = RecentKeys(clock)
@@ -156,8 +158,10 @@ _MADE = KeyClaim.MADE  # Python finds the members of an enum only slowly
 
 
 class RecentKeys:
-    """The keys this process used lately, so that a reuse with other content is known before it is in SQL. A claim lasts
-    as long as the projection may not know what was appended under it; after that it is as good as SQL."""
+    """The keys this process used lately, so that a reuse with other content is known before it is in SQL.
+
+    A claim lasts as long as the projection may not know what was appended under it; after that it is as good as SQL.
+    """
 
     def __init__(self, clock: Clock, max_keys: int = 65_536) -> None:
         self._clock = clock

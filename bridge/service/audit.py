@@ -50,9 +50,11 @@ _TELL_INTERVAL_MS = 2_000
 @dataclass(frozen=True, slots=True)
 class AuditVerdict:
     """`entries` have links, of which `proven` lie below a head; `adopted`: of those that were written without a link.
+
     `unlinked`: entries that have none yet. `accepted`: how often an operator has said that the chain goes on although
     it was not the one that Kafka had a head of; heads before that do not count. `foreign`: records of the topic that
-    are not this bridge's, passed over."""
+    are not this bridge's, passed over.
+    """
 
     entries: int
     proven: int
@@ -82,8 +84,11 @@ class HeadTopic:
         self._accepted = set[AuditHead]()
 
     async def read(self) -> AsyncIterator[ToldHead]:
-        """Heads that nobody has read here yet. Raises StoreError. What an operator has accepted once, nobody accepts by
-        writing the record again: with that, heads that came in between would count no more."""
+        """Heads that nobody has read here yet. Raises StoreError.
+
+        What an operator has accepted once, nobody accepts by writing the record again: with that, heads that came in
+        between would count no more.
+        """
         offsets = await self._store.get_offsets(self.queue)
         self.removed = offsets.minimum
         if self._next > offsets.maximum:
@@ -114,8 +119,10 @@ class HeadTopic:
 async def verify_audit(
     database: Database, topic: HeadTopic, keyring: Keyring, outside_until_ms: int | None = None
 ) -> AuditVerdict:
-    """Every link, every entry, every head. Raises StoreError and SqlUnavailable. Heads are read first: links that are
-    written meanwhile are unproven, never missing."""
+    """Every link, every entry, every head. Raises StoreError and SqlUnavailable.
+
+    Heads are read first: links that are written meanwhile are unproven, never missing.
+    """
     told, accepted = set[AuditHead](), 0
     async for head, accepts in topic.read():
         if accepts:
@@ -143,8 +150,10 @@ async def verify_audit(
 
 
 async def accept_chain(database: Database, topic: HeadTopic, entry: ActEntry) -> str:
-    """Lets the chain go on as it is, after SQL was restored to an earlier time; why that may not hold, or nothing. That
-    is audited, and told by every later look. Raises StoreError and SqlUnavailable."""
+    """Lets the chain go on as it is, after SQL was restored to an earlier time; why that may not hold, or nothing.
+
+    That is audited, and told by every later look. Raises StoreError and SqlUnavailable.
+    """
     await database.run(lambda conn: record_act(conn, entry))
     last = await database.read(read_last_link)
     assert last is not None
@@ -152,9 +161,11 @@ async def accept_chain(database: Database, topic: HeadTopic, entry: ActEntry) ->
 
 
 class AuditHeads:
-    """Appends heads, a few seconds after the acts, whichever api process comes first; equal ones do no harm. It gives
-    links to entries that were written without one, and never appends a head to a chain that does not go on from the
-    last head: what is wrong stays visible. `fault`: why no head is appended; "" while all is well."""
+    """Appends heads, a few seconds after the acts, whichever api process comes first; equal ones do no harm.
+
+    It gives links to entries that were written without one, and never appends a head to a chain that does not go on
+    from the last head: what is wrong stays visible. `fault`: why no head is appended; "" while all is well.
+    """
 
     def __init__(
         self, database: Database, topic: HeadTopic, keyring: Keyring, clock: Clock, owner: str
@@ -253,8 +264,11 @@ class AuditHeads:
 
 class AuditTopic:
     """Tells a topic of every act, in its first partition and in the order of the chain: a CloudEvent each, at least
-    once, with the id that it always has. One process does, under a lease. `fault`: why it does not go on; "" while it
-    does. Source: CloudEvents 1.0.2, Kafka protocol binding, structured content mode."""
+    once, with the id that it always has.
+
+    One process does, under a lease. `fault`: why it does not go on; "" while it does. Source: CloudEvents 1.0.2, Kafka
+    protocol binding, structured content mode.
+    """
 
     def __init__(self, topic: str, half_topic: str, database: Database, store: MessageStore, clock: Clock) -> None:
         self.topic = topic

@@ -1,6 +1,8 @@
-"""The canary: a transaction now and then in a topic of its own, prepared, committed and read as consumers read. It
-shows that the whole way is open, and how long it takes, when nobody else uses it. One that does not arrive is followed
-until it has: a topic that takes nothing gets one transaction, not one a minute."""
+"""The canary: a transaction now and then in a topic of its own, prepared, committed and read as consumers read.
+
+It shows that the whole way is open, and how long it takes, when nobody else uses it. One that does not arrive is
+followed until it has: a topic that takes nothing gets one transaction, not one a minute.
+"""
 
 from collections import Counter
 from collections.abc import Callable

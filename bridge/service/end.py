@@ -154,7 +154,9 @@ class Ender:
         is_named: bool = False,
     ) -> list[ReceivedReply | Refused | None]:
         """Appends a record for each id and waits for what the settlers reply, same order; None: nothing came in time.
-        `encode`: the records with these REQUESTs. `is_named`: only what names its request is a reply."""
+
+        `encode`: the records with these REQUESTs. `is_named`: only what names its request is a reply.
+        """
         wait = self.follower.open(ids, is_named=is_named)
         if wait is None:
             return [refuse_unheard(transaction_id) for transaction_id in ids]

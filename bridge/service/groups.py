@@ -128,7 +128,9 @@ class GroupService:
 
     async def switch(self, name: str, what: GroupSwitch, who: Who, *, is_paused: bool) -> ProducerGroup | Refused:
         """Pauses the group's checks or prepares, or lets them go on; the group as it is then. Repeating it is no error.
-        What is under way goes on: a call that has begun is answered, a prepare that was taken stays."""
+
+        What is under way goes on: a call that has begun is answered, a prepare that was taken stays.
+        """
         if (refused := refuse_for_group(who.rights, Verb.OPERATE, name)) is not None:
             return refused
         what_was_done = "producer-group.pause" if is_paused else "producer-group.resume"

@@ -1,5 +1,7 @@
-"""Callers that prove who they are by a token of an issuer (OIDC): signatures, claims, and the issuers' keys. Source:
-RFC 7519, RFC 8725 (best current practices), OpenID Connect Discovery 1.0."""
+"""Callers that prove who they are by a token of an issuer (OIDC): signatures, claims, and the issuers' keys.
+
+Source: RFC 7519, RFC 8725 (best current practices), OpenID Connect Discovery 1.0.
+"""
 
 import base64
 import binascii
@@ -37,8 +39,10 @@ class IssuerAway(Exception):
 
 @dataclass(frozen=True, slots=True)
 class IssuerConfig:
-    """Whose tokens are believed. `jwks_url`: of its keys; None: its discovery document says. `claim`: which one names
-    the principal; `prefix`: put before it, so that no issuer can name others' principals."""
+    """Whose tokens are believed. `jwks_url`: of its keys; None: its discovery document says.
+
+    `claim`: which one names the principal; `prefix`: put before it, so that no issuer can name others' principals.
+    """
 
     issuer: str
     audience: str
@@ -175,8 +179,10 @@ class _Pinned(jws.JWSRegistry):
 
 
 def _read_key(shown: object) -> Key | None:
-    """A key to verify signatures with, that is long enough. None: another one, which hides none of those beside it. An
-    RSA key is as long as its modulus. Source: RFC 7517, section 5."""
+    """A key to verify signatures with, that is long enough. None: another one, which hides none of those beside it.
+
+    An RSA key is as long as its modulus. Source: RFC 7517, section 5.
+    """
     if not isinstance(shown, dict) or shown.get("kty") not in _PUBLIC or shown.get("use", "sig") != "sig":
         return None
     try:

@@ -134,8 +134,10 @@ class Patience:
 
 
 class EndOffsets:
-    """A note answers everybody who asked before its request left, and nobody who asked after. `find_s`: what is decided
-    lies below the end, too: a broker that was frozen tells that as it was, for a moment."""
+    """A note answers everybody who asked before its request left, and nobody who asked after.
+
+    `find_s`: what is decided lies below the end, too: a broker that was frozen tells that as it was, for a moment.
+    """
 
     def __init__(
         self, store: MessageStore, topics: InternalTopics, find_s: Callable[[int], int | None] = lambda _: None
@@ -179,9 +181,11 @@ _PUT_OK = PutStatus.PUT_OK  # Python finds the members of an enum only slowly
 
 
 class Journal:
-    """Plain puts of many records at once, within a bound of records in flight, to queues that go on. Offsets only rise.
-    A record whose offset is not above what was there before it was sent is in a journal that was recreated or
-    truncated: it is not acknowledged, since it may be lost with that journal."""
+    """Plain puts of many records at once, within a bound of records in flight, to queues that go on.
+
+    Offsets only rise. A record whose offset is not above what was there before it was sent is in a journal that was
+    recreated or truncated: it is not acknowledged, since it may be lost with that journal.
+    """
 
     def __init__(
         self, store: MessageStore, topics: InternalTopics, kafka_time: KafkaTime, max_in_flight: int, log: LogWatch
@@ -203,8 +207,10 @@ class Journal:
         return "; ".join(f"{self.topics.half}[{queue_id}] takes no records: {why}" for queue_id, why in lately)
 
     async def append(self, messages: Sequence[Message], deadline: Deadline) -> list[PutResult]:
-        """One result for each record, same order. What is not known at the deadline is OUTCOME_UNKNOWN. A caller who is
-        cancelled leaves the records on their way."""
+        """One result for each record, same order. What is not known at the deadline is OUTCOME_UNKNOWN.
+
+        A caller who is cancelled leaves the records on their way.
+        """
         return await deadline.given(partial(self.put, messages), [LATE] * len(messages))
 
     def put(self, messages: Sequence[Message], give: Give) -> None:

@@ -163,9 +163,11 @@ class Operators:
     async def end_parked(
         self, ids: Sequence[str], resolution: Resolution, who: Who, deadline: Deadline
     ) -> list[TransactionView | Refused]:
-        """Ends those that are not prepared again, same order. Neither checked nor audited here. Lists may be old: what
-        was resumed since is its group's, whose local transaction may be under way. A queue whose projection is late
-        holds up no other."""
+        """Ends those that are not prepared again, same order. Neither checked nor audited here.
+
+        Lists may be old: what was resumed since is its group's, whose local transaction may be under way. A queue whose
+        projection is late holds up no other.
+        """
         by_queue: dict[int, list[str]] = {}
         for i in ids:
             by_queue.setdefault(queue_of(i), []).append(i)

@@ -58,8 +58,10 @@ class _Seen(NamedTuple):
 
 class _Draft(Struct, gc=False):
     """A call on its way. `is_asked_only`: it is known and not ended or blocked, so only its state is asked for.
+
     `is_claimed`: its idempotency key has been taken for it. `is_first`: nobody has sent it before (decision 0017).
-    `is_undated`: it is stored, but since when is not known, so it may be void."""
+    `is_undated`: it is stored, but since when is not known, so it may be void.
+    """
 
     index: int
     call: PrepareCall
@@ -105,8 +107,10 @@ class Preparer:
         new_group: GroupSettings = DEFAULT_SETTINGS,
     ) -> list[PrepareAnswer]:
         """Prepared once the half message is stored; the view of what has ended, or was published at once.
+
         `first_try_ms`: no later than Kafka's time when the idempotency keys were first sent anywhere, by this very
-        call; then nothing is looked up (decision 0017). `new_group`: settings of a group that nobody has made."""
+        call; then nothing is looked up (decision 0017). `new_group`: settings of a group that nobody has made.
+        """
         if not calls:
             return []
         deadline = Deadline.after(self.kafka_time.clock, wait_ms)
@@ -190,8 +194,10 @@ class Preparer:
     def begin(
         self, call: PrepareCall, wait_ms: int, answer: Callable[[PrepareAnswer], None], rights: Rights = EVERYTHING
     ) -> bool:
-        """The answer to a call of which nothing is rare is given when its record is stored, without a task. False:
-        something is, and nothing has happened."""
+        """The answer to a call of which nothing is rare is given when its record is stored, without a task.
+
+        False: something is, and nothing has happened.
+        """
         if not (_is_plain(call) and self.admission.is_admitted(call, rights)):
             return False
         born_ms = self.kafka_time.clock.now_ms()

@@ -248,8 +248,10 @@ class CurrentReads:
         return await self.read_beyond(ends, work, bounded)
 
     async def read_beyond(self, ends: Ends, work: Work[T], deadline: Deadline) -> CurrentRead[T]:
-        """What `work` reads when the projection has applied these positions. Positions and rows are read together: a
-        projection that is being rebuilt begins again at 0."""
+        """What `work` reads when the projection has applied these positions.
+
+        Positions and rows are read together: a projection that is being rebuilt begins again at 0.
+        """
         try:
             while True:
                 task = asyncio.ensure_future(self._read(lambda c: (read_positions(c), work(c))))

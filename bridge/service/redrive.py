@@ -222,9 +222,11 @@ class StepResult:
 
 
 class RedriveLoop:
-    """One step: a page of parked ones, acted on at once, then the job's row moved on. Running jobs take turns. A job
-    ends with the rights of who began it. `rights_of`: what somebody, called as in the audit, may do now. A step that is
-    repeated after a crash gets each one's recorded state, and changes nothing twice."""
+    """One step: a page of parked ones, acted on at once, then the job's row moved on. Running jobs take turns.
+
+    A job ends with the rights of who began it. `rights_of`: what somebody, called as in the audit, may do now.
+    A step that is repeated after a crash gets each one's recorded state, and changes nothing twice.
+    """
 
     def __init__(
         self,

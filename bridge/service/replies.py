@@ -41,8 +41,10 @@ class ReceivedReply(Struct, frozen=True, gc=False):
 
 @dataclass(slots=True, eq=False)
 class ReplyBatch:
-    """The answers a list of calls waits for. `requests[i]` goes into the record of `transaction_ids[i]`. `is_named`:
-    only what names its request is an answer, since a final state may be the one before it."""
+    """The answers a list of calls waits for. `requests[i]` goes into the record of `transaction_ids[i]`.
+
+    `is_named`: only what names its request is an answer, since a final state may be the one before it.
+    """
 
     transaction_ids: Sequence[str]
     requests: Sequence[str]
@@ -215,8 +217,10 @@ class FollowerPorts:
 
 
 class OpFollower:
-    """All queues of the op topic, from their ends at the start of the process on. Ready only when every end is known: a
-    record produced before could be answered below it."""
+    """All queues of the op topic, from their ends at the start of the process on.
+
+    Ready only when every end is known: a record produced before could be answered below it.
+    """
 
     def __init__(self, topics: InternalTopics, ports: FollowerPorts) -> None:
         self.waiters = ports.waiters

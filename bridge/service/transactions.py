@@ -17,9 +17,11 @@ from bridge.sql.transactions import read_surroundings, read_timeline
 
 
 class TransactionService:
-    """Every call handles a list; a single one is a list of one. No call waits longer than its `wait_ms`. `rights`: what
-    the caller may do. A transaction that he may not even read does not exist for him. A call that is cancelled leaves
-    no waiter behind, and each of its records whole or not written."""
+    """Every call handles a list; a single one is a list of one. No call waits longer than its `wait_ms`.
+
+    `rights`: what the caller may do. A transaction that he may not even read does not exist for him.
+    A call that is cancelled leaves no waiter behind, and each of its records whole or not written.
+    """
 
     def __init__(
         self,
@@ -75,9 +77,11 @@ class TransactionService:
         return read.value or await self._reads.refuse_missing(transaction_id)
 
     async def get_bodies(self, view: TransactionView, who: Who) -> list[Message] | Refused | None:
-        """The prepared messages, from the journal, else from the parked topic; None if no log has them any more. What
-        rules mask is for administrators of the group. Parked ones, which others have to decide about, are for
-        administrators, and the look at them is audited."""
+        """The prepared messages, from the journal, else from the parked topic; None if no log has them any more.
+        What rules mask is for administrators of the group.
+
+        Parked ones, which others have to decide about, are for administrators, and the look at them is audited.
+        """
         if view.state is TransactionState.PARKED:
             refused = await self._operators.audit_reading(view, who)
             if refused is not None:

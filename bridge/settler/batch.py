@@ -116,8 +116,10 @@ def find_commits(portion: Portion, live: Live) -> list[Commit]:
 def choose_fitting(
     commits: Sequence[Commit], bodies: Mapping[str, LoadedHalf], unread: Container[str], max_bytes: int
 ) -> int:
-    """How many of the first commits have bodies that weigh at most `max_bytes`; one at least, if it was read. `bodies`:
-    all that is known; `unread`: ids whose bodies must be read first."""
+    """How many of the first commits have bodies that weigh at most `max_bytes`; one at least, if it was read.
+
+    `bodies`: all that is known; `unread`: ids whose bodies must be read first.
+    """
     size = 0
     for count, commit in enumerate(commits):
         loaded = bodies.get(commit.transaction_id)
@@ -128,8 +130,10 @@ def choose_fitting(
 
 
 def cut(portion: Portion, count: int) -> tuple[Portion, Portion]:
-    """The first `count` records, and the rest; neither is empty. The first part ends right behind its last record: a
-    position tells the append time of what lies before it."""
+    """The first `count` records, and the rest; neither is empty.
+
+    The first part ends right behind its last record: a position tells the append time of what lies before it.
+    """
     first, rest = portion.records[:count], portion.records[count:]
     last = first[-1][0]
     return (
@@ -158,8 +162,10 @@ FindDestination = Callable[[str], Destination]
 
 @dataclass(frozen=True, slots=True)
 class BatchTarget:
-    """Where an owner writes. `owner` is shown in positions; `has_id_header`: real records carry the id. `log`: the
-    topics it has found at its take-over."""
+    """Where an owner writes. `owner` is shown in positions; `has_id_header`: real records carry the id.
+
+    `log`: the topics it has found at its take-over.
+    """
 
     topics: InternalTopics
     queue_id: int

@@ -36,8 +36,10 @@ class _Failing:
 
 
 class Try(NamedTuple):
-    """Blocked commits for one Kafka transaction, in the order of their ends. All have these destinations; `is_joint`:
-    they have these and fewer, and all of them are seen to work."""
+    """Blocked commits for one Kafka transaction, in the order of their ends.
+
+    All have these destinations; `is_joint`: they have these and fewer, and all of them are seen to work.
+    """
 
     destinations: DestinationSet
     transactions: list[Transaction]
@@ -84,8 +86,10 @@ class BlockedSchedule:
         split_before_ms: int | None,
     ) -> dict[str, str]:
         """Reasons for split commits that are not about to be tried, so that callers who wait get an answer (A).
-        `split_before_ms`: those that ended before this moment of Kafka's time have been split for long enough; None:
-        nothing is to be tried now, so none may stay."""
+
+        `split_before_ms`: those that ended before this moment of Kafka's time have been split for long enough;
+        None: nothing is to be tried now, so none may stay.
+        """
         reasons: dict[str, str] = {}
         for waiting in blocked_queues.values():
             is_behind = False

@@ -278,9 +278,11 @@ class Bodies:
         return held
 
     async def load(self, transactions: Sequence[Transaction], max_bytes: int | None = None) -> Loaded:
-        """The bodies of as many, from the first on, as may be given out at once, or as asked for; of one at least. The
-        size of bodies that have to be read is not known: a try that finds more than it may is repeated with fewer.
-        Raises StoreError."""
+        """The bodies of as many, from the first on, as may be given out at once, or as asked for; of one at least.
+
+        The size of bodies that have to be read is not known: a try that finds more than it may is repeated with
+        fewer. Raises StoreError.
+        """
         most = self._max_load_bytes if max_bytes is None else min(max_bytes, self._max_load_bytes)
         simple = self._find_simple(transactions, most)
         if simple is not None:

@@ -153,8 +153,10 @@ class OwnedQueue(QueueOwner):
             raise StoreTimeout(f"{halted}; this is looked at once more before it is believed") from halted
 
     async def _check_missing(self, position: Position) -> None:
-        """Raises QueueHalted where half messages that were to be read back are gone, as from a compacted journal. From
-        L on, whatever else became of one has an op message behind O."""
+        """Raises QueueHalted where half messages that were to be read back are gone, as from a compacted journal.
+
+        From L on, whatever else became of one has an op message behind O.
+        """
         state = self.state
         pending = await self._ports.log.find_pending(self.queue_id, position.l, position.s)
         if lost := [i for i in pending if not state.is_live(i) and i not in state.ended]:
@@ -162,8 +164,10 @@ class OwnedQueue(QueueOwner):
             raise QueueHalted(f"{what}, ...; was it compacted?", HaltKind.JOURNAL_GAP)
 
     async def run_once(self) -> SettleResult:
-        """Settles one bounded read in one Kafka transaction, then what timers want. Raises StoreError,
-        UnknownRecordVersion: take the queue over anew."""
+        """Settles one bounded read in one Kafka transaction, then what timers want.
+
+        Raises StoreError, UnknownRecordVersion: take the queue over anew.
+        """
         self._ports.log.check(self.queue_id, self._writer.target.log)
         read = self._left or await self._read()
         seen_at_ms = self._ports.clock.monotonic_ms()
@@ -216,8 +220,10 @@ class OwnedQueue(QueueOwner):
                 await clock.sleep_ms(left_ms)
 
     async def _gather_unawaited(self, read: GetResult) -> GetResult:
-        """After one of which no caller waited to hear goes on reading for a while, until there is one who waits. Of
-        large records nothing is gathered: what one read gives is bounded in bytes, several would not be."""
+        """After one of which no caller waited to hear goes on reading for a while, until there is one who waits.
+
+        Of large records nothing is gathered: what one read gives is bounded in bytes, several would not be.
+        """
         assert self._reader is not None
         config, clock = self._config, self._ports.clock
         until_ms = self._writer.began_at_ms + config.unawaited_gather_ms
@@ -242,8 +248,10 @@ class OwnedQueue(QueueOwner):
         _LOG.error("record_quarantined", queue=self.queue_id, offset=offset, reason=str(error))
 
     async def _look_up(self, read: Portion) -> _Batch:
-        """The first records whose bodies fit one Kafka transaction, with all that has to be known of their commits. The
-        rest waits for the next run: the position may pass only what is written."""
+        """The first records whose bodies fit one Kafka transaction, with all that has to be known of their commits.
+
+        The rest waits for the next run: the position may pass only what is written.
+        """
         writer, live = self._writer, self.state.live
         if self.state.rows.count:
             self.state.recall([record.transaction_id for _, record, _ in read.records])

@@ -96,8 +96,11 @@ async def look_around(log: LogWatch, memory: QueueMemory, queue_id: int) -> Seen
 async def read_back(
     ports: SettlerPorts, topics: InternalTopics, queue_id: int, seen: Seen, op: QueueOffsets
 ) -> Recovery:
-    """Reads position and op messages from O. `op`: as it ended after the writer had fenced. Raises StoreError, and
-    QueueHalted when the log is not what was left, or is another one by now: no position is never a beginning."""
+    """Reads position and op messages from O. `op`: as it ended after the writer had fenced.
+
+    Raises StoreError, and QueueHalted when the log is not what was left, or is another one by now: no position is
+    never a beginning.
+    """
     store, reader = ports.store, _LogReader(ports.owners, ports.clock, partial(ports.log.check, queue_id, seen.log))
     op_queue, half_queue = MessageQueue(topics.op, queue_id), MessageQueue(topics.half, queue_id)
     journal = await store.get_offsets(half_queue)
@@ -124,8 +127,10 @@ class _LogReader:
         self._check = check
 
     async def read(self, queue: MessageQueue, start: int, end: int, take: Callable[[StoredMessage], None]) -> None:
-        """Gives all committed messages from `start` to before `end`, never holding more than a portion of them. Raises
-        StoreTimeout when they do not come."""
+        """Gives all committed messages from `start` to before `end`, never holding more than a portion of them.
+
+        Raises StoreTimeout when they do not come.
+        """
         if start >= end:
             return
         reader = self._owners.open_reader(queue, start)

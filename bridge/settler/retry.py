@@ -122,9 +122,11 @@ class Retry:
     async def _find_copyable(
         self, wanted: Sequence[Transaction], bodies: LoadedHalves
     ) -> tuple[list[Transaction], list[Transaction]]:
-        """Those with a body whose copies the parked topic takes, as far as the cluster says, and the others. A try that
-        fails for want of a leader would cost the queue seconds and a take-over, one for a copy too large all others of
-        its batch. Raises StoreError."""
+        """Those with a body whose copies the parked topic takes, as far as the cluster says, and the others.
+
+        A try that fails for want of a leader would cost the queue seconds and a take-over, one for a copy too large
+        all others of its batch. Raises StoreError.
+        """
         target, destinations = self._writer.target, self._ports.destinations
         there = [t for t in wanted if t.transaction_id in bodies]
         if not there:

@@ -104,8 +104,10 @@ class Settler:
         self._stop.set()
 
     async def run_forever(self) -> None:
-        """Joins the group, settles what it is given, joins again when membership is lost. Raises ConfigError where it
-        must not settle at all."""
+        """Joins the group, settles what it is given, joins again when membership is lost.
+
+        Raises ConfigError where it must not settle at all.
+        """
         backoff = Backoff(_FIRST_BACKOFF_MS, _LONGEST_BACKOFF_MS)
         noting = asyncio.create_task(self._put_consume_offsets())
         try:

@@ -22,8 +22,10 @@ from bridge.store.message_store import BatchKind, BatchWriter, LoadedHalf
 
 @dataclass(slots=True)
 class QueueMemory:
-    """What this process remembers of a queue across take-overs: only how to try, never what happened. `confirmed`: how
-    far it knows the queue decided, to notice that the log has lost that."""
+    """What this process remembers of a queue across take-overs: only how to try, never what happened.
+
+    `confirmed`: how far it knows the queue decided, to notice that the log has lost that.
+    """
 
     schedule: BlockedSchedule = field(default_factory=BlockedSchedule)
     split_before: int = 0  # commits ending below are decided apart from being published
@@ -122,8 +124,10 @@ class QueueWriter:
         return self._ports.destinations.find_reason(transaction_id, loaded.messages, now_ms, has_id_header=has_id)
 
     async def write(self, batch: QueueBatch, bodies: LoadedHalves) -> None:
-        """One Kafka transaction: what is decided, and the position. `bodies`: of what is published or parked. Raises
-        StoreError."""
+        """One Kafka transaction: what is decided, and the position. `bodies`: of what is published or parked.
+
+        Raises StoreError.
+        """
         assert self._writer is not None
         self.began_at_ms, self.commits = self._ports.clock.monotonic_ms(), len(batch.publishes)
         self.is_awaited = batch.is_awaited

@@ -226,9 +226,11 @@ class ActEntry:
 
 
 def record_act(conn: Connection, entry: ActEntry) -> None:
-    """Keeps the entry with its link, in the SQL transaction of what it speaks of. Always the last that is done
-    there: until COMMIT all others who add to the audit wait, and none of them may then be waited for. Raises
-    SecretUnreadable."""
+    """Keeps the entry with its link, in the SQL transaction of what it speaks of.
+
+    Always the last that is done there: until COMMIT all others who add to the audit wait, and none of them may then be
+    waited for. Raises SecretUnreadable.
+    """
     move_version(conn, audit_turn)
     values = asdict(entry) | {"before": _encode(entry.before), "after": _encode(entry.after)}
     audit_id = conn.execute(sa.insert(audit).values(values).returning(audit.c.id)).scalar_one()

@@ -113,9 +113,11 @@ def make_upsert(conn: Connection, table: sa.Table) -> "sqlite.Insert | postgresq
 
 
 def move_version(conn: Connection, table: sa.Table) -> None:
-    """Lets all processes read anew what they keep in memory: they compare this number. It goes on by a step that nobody
-    can foresee: a database that has lost its last writes, as after a fail-over, would give the next number a second
-    time, for something else."""
+    """Lets all processes read anew what they keep in memory: they compare this number.
+
+    It goes on by a step that nobody can foresee: a database that has lost its last writes, as after a fail-over, would
+    give the next number a second time, for something else.
+    """
     step = 1 + randbelow(_LONGEST_STEP)
     upsert = make_upsert(conn, table).values(id=1, version=step)
     conn.execute(upsert.on_conflict_do_update(index_elements=["id"], set_={"version": table.c.version + step}))

@@ -1,7 +1,9 @@
-"""Entries that wait, and which of them may be applied together. Op messages of one Kafka transaction end with its
-position: they are applied when the journal has been read up to that S. Where compaction has left more before a position
-than can wait in memory, op messages go first, then the journal, and S moves last: each row is true at every moment,
-only `s` says what is complete."""
+"""Entries that wait, and which of them may be applied together.
+
+Op messages of one Kafka transaction end with its position: they are applied when the journal has been read
+up to that S. Where compaction has left more before a position than can wait in memory, op messages go
+first, then the journal, and S moves last: each row is true at every moment, only `s` says what is complete.
+"""
 
 import re
 from abc import abstractmethod
@@ -210,8 +212,10 @@ MAX_WAITING_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Entries of one queue that belong together, and the positions before and after them. `is_closed`: by a position,
-    so that nothing is to come of half messages that its op messages speak of."""
+    """Entries of one queue that belong together, and the positions before and after them.
+
+    `is_closed`: by a position, so that nothing is to come of half messages that its op messages speak of.
+    """
 
     queue_id: int
     before: AppliedPosition

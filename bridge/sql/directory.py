@@ -40,10 +40,12 @@ _USUAL_MS = DEFAULT_SETTINGS.times.transaction_timeout_ms
 
 
 class SqlDirectory:
-    """Port ProducerDirectory. Changes made by other processes are seen after at most `refresh_ms`. Writes take the
-    audit entry that is to be kept in the same SQL transaction. All of them raise SqlUnavailable; reads from memory
-    never do. `random_bytes`: what secrets are made of. `check_after_ms`: the transaction timeout here of groups that
-    have the usual one."""
+    """Port ProducerDirectory. Changes made by other processes are seen after at most `refresh_ms`.
+
+    Writes take the audit entry that is to be kept in the same SQL transaction. All of them raise
+    SqlUnavailable; reads from memory never do. `random_bytes`: what secrets are made of. `check_after_ms`: the
+    transaction timeout here of groups that have the usual one.
+    """
 
     def __init__(
         self,
@@ -108,8 +110,10 @@ class SqlDirectory:
         await self._database.run(partial(record_rounds, rounds=rounds))
 
     async def ensure_group(self, group: str, settings: GroupSettings = DEFAULT_SETTINGS) -> ProducerGroup:
-        """The group, made with these settings, without endpoint and secret, if nobody has created it. All who ask at
-        once, as many first prepares of a group do, wait for one SQL transaction."""
+        """The group, made with these settings, without endpoint and secret, if nobody has created it.
+
+        All who ask at once, as many first prepares of a group do, wait for one SQL transaction.
+        """
         known = self.get(group)
         if known is not None:
             return known

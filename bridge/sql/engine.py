@@ -131,9 +131,11 @@ class SqlConfig:
 
 
 class Database:
-    """Runs work, a function of a connection, in one SQL transaction each. Work must not keep the connection. SQLite has
-    one writer thread and several readers; PostgreSQL one pool for both. Work may be run again after a deadlock or a
-    busy database, so it must do nothing but SQL. `options`: for its connections."""
+    """Runs work, a function of a connection, in one SQL transaction each. Work must not keep the connection.
+
+    SQLite has one writer thread and several readers; PostgreSQL one pool for both. Work may be run
+    again after a deadlock or a busy database, so it must do nothing but SQL. `options`: for its connections.
+    """
 
     def __init__(self, url: str, config: SqlConfig = SqlConfig(), options: Mapping[str, object] | None = None) -> None:
         self.url = _parse_url(url)

@@ -1,6 +1,8 @@
-"""Journal records and op messages of one queue -> what changes in the projection's tables. Pure. State and counts come
-from the op messages alone; a half message alone means PREPARED. The result is the same however the entries are cut into
-chunks, as long as those of each topic come in order."""
+"""Journal records and op messages of one queue -> what changes in the projection's tables. Pure.
+
+State and counts come from the op messages alone; a half message alone means PREPARED. The result is the
+same however the entries are cut into chunks, as long as those of each topic come in order.
+"""
 
 import json
 from collections import Counter
@@ -230,9 +232,11 @@ class Fold:
 
 
 def _is_repeat(row: ProjectedRow, entry: OpEntry) -> bool:
-    """Whether the only half message that is left is a repeat of the one that the op message speaks of. Deciding a
-    repeat writes the op message of an ended transaction again, and nothing else about the repeat. One that was written
-    before the half message is of an earlier transaction with this id, which everybody had forgotten."""
+    """Whether the only half message that is left is a repeat of the one that the op message speaks of.
+
+    Deciding a repeat writes the op message of an ended transaction again, and nothing else about the repeat. One that
+    was written before the half message is of an earlier transaction with this id, which everybody had forgotten.
+    """
     is_undecided = row.state == PREPARED and row.at_offset == row.queue_offset and not row.check_times
     return is_undecided and entry.stored_ms >= row.appended_ms
 

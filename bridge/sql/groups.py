@@ -1,5 +1,7 @@
-"""Producer groups in SQL: settings, endpoints, secrets and their encryption, and what became of their rounds. Every
-write moves the directory's version, so that other processes see it within a second."""
+"""Producer groups in SQL: settings, endpoints, secrets and their encryption, and what became of their rounds.
+
+Every write moves the directory's version, so that other processes see it within a second.
+"""
 
 import base64
 from collections import Counter
@@ -122,8 +124,10 @@ def ensure_group(conn: Connection, name: str, now_ms: int, settings: GroupSettin
 
 
 def switch_group(conn: Connection, name: str, what: GroupSwitch, now_ms: int, *, is_paused: bool) -> bool | None:
-    """Pauses the group's checks or prepares, or lets them go on; whether that changed anything. None: no such group. A
-    put leaves paused checks paused: programs put their groups when they start."""
+    """Pauses the group's checks or prepares, or lets them go on; whether that changed anything. None: no such group.
+
+    A put leaves paused checks paused: programs put their groups when they start.
+    """
     column, value = _SWITCHES[what]
     row = conn.execute(sa.select(producer_groups.c[column]).where(producer_groups.c.name == name)).first()
     if row is None:

@@ -1,5 +1,7 @@
-"""What this bridge's database knows of its log, and of the processes that share it. Rebuilding leaves it alone: a
-repeat of what may have been published must never be taken for new."""
+"""What this bridge's database knows of its log, and of the processes that share it.
+
+Rebuilding leaves it alone: a repeat of what may have been published must never be taken for new.
+"""
 
 import json
 import secrets
@@ -147,8 +149,10 @@ def find_losses(conn: Connection, queue_ids: Collection[int], since_ms: int) -> 
 
 def store_halt(conn: Connection, halt: Halt, last_act: int | None = None) -> bool:
     """Keeps the first one: what is found later may follow from it. Whether a halt of the queue is stored now.
+
     `last_act`: as it was when whoever found the halt took the queue over, or began to doubt. After another act it
-    speaks of what was given up, and is not stored."""
+    speaks of what was given up, and is not stored.
+    """
     if last_act is not None and last_act != read_last_acts(conn, [halt.queue_id])[halt.queue_id]:
         return False
     upsert = make_upsert(conn, queue_halts).values(halt._asdict() | {"kind": halt.kind.value})
@@ -340,8 +344,10 @@ class ProcessNote(NamedTuple):
 
 
 class ProcessBoard:
-    """What the processes of this bridge, this one too, noted lately. `note_calls`: numbers by group, that only those
-    understand who note them, too."""
+    """What the processes of this bridge, this one too, noted lately.
+
+    `note_calls`: numbers by group, that only those understand who note them, too.
+    """
 
     def __init__(
         self, database: Database, clock: Clock, owner: str, note_calls: Callable[[], Mapping[str, Sequence[int]]] = dict

@@ -1,5 +1,7 @@
-"""Leases in SQL: of loops of which one works, of endpoints that live instances register, of due checks. A lease is over
-for whoever has seen it unchanged for its whole length by the monotonic clock (docs/decisions/0010)."""
+"""Leases in SQL: of loops of which one works, of endpoints that live instances register, of due checks.
+
+A lease is over for whoever has seen it unchanged for its whole length by the monotonic clock (docs/decisions/0010).
+"""
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence

@@ -109,9 +109,11 @@ class GroupTotals:
 
 
 class UsualStories:
-    """Rows in the order of their shapes' columns, and what goes with them. `totals`: by group. `pending`: the rows of
-    `prepared`. `pending_since`: how many more are pending since when. `rest`: the other stories, whole. Without
-    `pending` no story is usual."""
+    """Rows in the order of their shapes' columns, and what goes with them.
+
+    `totals`: by group. `pending`: the rows of `prepared`. `pending_since`: how many more are pending since when.
+    `rest`: the other stories, whole. Without `pending` no story is usual.
+    """
 
     def __init__(self, chunk: Chunk, pending: PendingRows | None, times_of: TimesOf) -> None:
         self.prepared: list[tuple[Any, ...]] = []
@@ -207,7 +209,9 @@ def _sort(chunk: Chunk) -> tuple[dict[str, HalfEntry], dict[str, CommitEntry], s
 @dataclass(frozen=True, slots=True)
 class ChunkResult:
     """What became of a chunk. `quarantined`: journal offsets of records that cannot be parsed, with the reason.
-    `pending`: rows of transactions to which nothing but a prepare has happened."""
+
+    `pending`: rows of transactions to which nothing but a prepare has happened.
+    """
 
     prepared: int
     moved: int
@@ -222,9 +226,11 @@ class NotAsKnown(Exception):
 def apply_chunk(
     conn: Connection, chunk: Chunk, times_of: TimesOf, pending: PendingRows | None = None
 ) -> ChunkResult | None:
-    """Applies the chunk and moves the position; None, and nothing is changed, if another projector moved it. `pending`:
-    rows that this process knows to be as it wrote them; without them every transaction is looked up. Raises NotAsKnown
-    where they are not: the SQL transaction is of no more use, and the chunk goes without them."""
+    """Applies the chunk and moves the position; None, and nothing is changed, if another projector moved it.
+
+    `pending`: rows that this process knows to be as it wrote them; without them every transaction is looked up.
+    Raises NotAsKnown where they are not: the SQL transaction is of no more use, and the chunk goes without them.
+    """
     if not move_position(conn, chunk.queue_id, chunk.before, chunk.after):
         return None
     try:
@@ -307,9 +313,11 @@ _Ended = sa.Row[int, str, int, str | None]
 
 def purge(conn: Connection, queue_id: int, s: int, before_ms: int, limit: int) -> int:
     """Forgets at most `limit` of a queue's transactions whose story ended before `before_ms`, oldest end first; how
-    many it forgot. Nothing where the projection is not at `s` any more: who asks has slept while it was emptied. A
-    commit's story ends when it is published or abandoned, which after a block is long after its end. The running totals
-    stay: they count what ever was."""
+    many it forgot. Nothing where the projection is not at `s` any more: who asks has slept while it was emptied.
+
+    A commit's story ends when it is published or abandoned, which after a block is long after its end. The
+    running totals stay: they count what ever was.
+    """
     keep_positions(conn)
     known = read_position(conn, queue_id)
     if known is None or known[0].s < s:
@@ -353,9 +361,12 @@ class Orphan(NamedTuple):
 
 
 def clear_projection(conn: Connection) -> None:
-    """Empties everything that comes from Kafka and remembers which transactions there were. Positions go too: a
-    projector at work fails its compare-and-set and begins anew. Groups, audit and unanswered rounds stay. Readers keep
-    their view until this is committed (so no TRUNCATE, which PostgreSQL shows to views that are older)."""
+    """Empties everything that comes from Kafka and remembers which transactions there were.
+
+    Positions go too: a projector at work fails its compare-and-set and begins anew. Groups, audit and
+    unanswered rounds stay. Readers keep their view until this is committed (so no TRUNCATE, which PostgreSQL
+    shows to views that are older).
+    """
     allow_long_statements(conn)
     if conn.dialect.name == "postgresql":  # no projector begins a queue meanwhile
         conn.exec_driver_sql(f"LOCK TABLE {projection_positions.name} IN SHARE ROW EXCLUSIVE MODE")

@@ -70,9 +70,11 @@ def list_jobs(
 def claim_job(
     conn: Connection, owner: str, now_ms: int, lease_ms: int, abandoned: Lease | None = None
 ) -> RedriveJob | None:
-    """A running job that nobody works at, leased to `owner`; or one that is the owner's already, the lease renewed. One
-    whose lease is still exactly the abandoned one counts as worked at by nobody. Jobs take turns, whatever becomes of
-    their steps, and what the owner had before is free for others."""
+    """A running job that nobody works at, leased to `owner`; or one that is the owner's already, the lease renewed.
+
+    One whose lease is still exactly the abandoned one counts as worked at by nobody. Jobs take turns, whatever becomes
+    of their steps, and what the owner had before is free for others.
+    """
     is_free = is_takeable(_J.owner, _J.lease_until_ms, owner, now_ms, abandoned)
     is_running = _J.state == JobState.RUNNING.value
     row = conn.execute(
@@ -101,7 +103,9 @@ def find_lease(conn: Connection) -> Lease | None:
 
 def advance_job(conn: Connection, job: RedriveJob, owner: str) -> bool:
     """Keeps `updated_ms`, cursor, counts and state of a step, if the job is still running and the owner's; else False.
-    A job that was stopped during the step stays stopped, and its counts include the step."""
+
+    A job that was stopped during the step stays stopped, and its counts include the step.
+    """
     his = (_J.job_id == job.job_id, _J.owner == owner)
     values = {"updated_ms": job.updated_ms, "cursor": job.cursor, "counts": json.dumps(job.counts)}
     running = sa.update(redrive_jobs).where(*his, _J.state == JobState.RUNNING.value)

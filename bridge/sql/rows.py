@@ -51,8 +51,10 @@ _P = projection_positions.c
 
 
 class AppliedPosition(NamedTuple):
-    """`s`: everything the settler decided below this journal offset is in the rows. `journal_next`, `op_next`: where
-    the projector goes on reading. All are 0 or the logs' beginning at first."""
+    """`s`: everything the settler decided below this journal offset is in the rows.
+
+    `journal_next`, `op_next`: where the projector goes on reading. All are 0 or the logs' beginning at first.
+    """
 
     s: int
     journal_next: int

@@ -27,8 +27,10 @@ _FEW_GROUPS = 16  # an index scan for each; of more, all rows are looked at
 @dataclass(frozen=True, slots=True)
 class SearchFilter:
     """What a page shall hold; empty and None: not filtered. `born_after_ms` excludes, `born_before_ms` too.
+
     `id_prefix`: how ids begin; `idempotency_key`: whole; neither together with a topic or a key. `is_visible`: whether
-    transactions of a group may be seen at all."""
+    transactions of a group may be seen at all.
+    """
 
     states: Collection[TransactionState] = ()
     group: str | None = None
@@ -46,8 +48,10 @@ class SearchFilter:
 def search_transactions(
     conn: Connection, wanted: SearchFilter, limit: int, cursor: str | None = None
 ) -> tuple[list[TransactionView], str | None]:
-    """A page, and the cursor of the next one if there is one. Raises MalformedCursor. The cursor is a place in the
-    order, not a snapshot: rows that move in before it do not shift pages."""
+    """A page, and the cursor of the next one if there is one. Raises MalformedCursor.
+
+    The cursor is a place in the order, not a snapshot: rows that move in before it do not shift pages.
+    """
     after = _FIRST if cursor is None else PageKey(*decode_cursor(_CURSOR, 2, cursor))
     groups = _find_groups(conn, wanted)
     if wanted.id_prefix is not None or wanted.idempotency_key is not None:
@@ -226,7 +230,8 @@ def read_without_body(
 ) -> dict[int, tuple[int, tuple[str, ...]]]:
     """Transactions that are not over, older than where the journal `begins` in their queue, and without a copy that is
     still there: how many, and the ids of at most so many. Queues without any are left out. Ended rows are purged before
-    their bodies are, so that few rows are looked at unless something is wrong."""
+    their bodies are, so that few rows are looked at unless something is wrong.
+    """
     found = {}
     for queue_id, begin in begins.items():
         is_lost = (
@@ -254,8 +259,10 @@ AGE_BOUNDS_S = (1, 5, 10, 30, 60, 300, 900, 3_600, 14_400, 86_400)
 @dataclass(frozen=True, slots=True)
 class GroupStats:
     """C: prepared = committed + rolled_back + parked + pending; `blocked` and `abandoned` are parts of committed.
-    `age_histogram`: (seconds, pending transactions at most that old and older than the bound before); those older than
-    the last bound are in a last pair whose bound is None."""
+
+    `age_histogram`: (seconds, pending transactions at most that old and older than the bound before);
+    those older than the last bound are in a last pair whose bound is None.
+    """
 
     prepared: int = 0
     committed: int = 0

@@ -1,6 +1,8 @@
-"""The bridge's tables. `alembic/versions` must say the same; a test compares. Times are milliseconds since 1970 UTC.
-Text columns named after a list or mapping hold JSON. The projection's tables have no foreign keys: they are written in
-bulk, purged and rebuilt together."""
+"""The bridge's tables. `alembic/versions` must say the same; a test compares.
+
+Times are milliseconds since 1970 UTC. Text columns named after a list or mapping hold JSON.
+The projection's tables have no foreign keys: they are written in bulk, purged and rebuilt together.
+"""
 
 import sqlalchemy as sa
 

@@ -87,11 +87,14 @@ class BatchKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AtomicBatch:
-    """All of it or nothing, in one Kafka transaction. `messages` are put first, in order; when all their offsets are
-    known `finish` gets one Receipt for each and gives the records that close the batch (op messages, then the position
-    as the last one). `finish` is pure. Every message names its queue. `opening` goes with the messages, so that its
-    queue joins the Kafka transaction in the same request as theirs. `last_at_most`: the highest offset the last record
-    may get, or all of it is aborted."""
+    """All of it or nothing, in one Kafka transaction.
+
+    `messages` are put first, in order; when all their offsets are known `finish` gets one Receipt for
+    each and gives the records that close the batch (op messages, then the position as the last one).
+    `finish` is pure. Every message names its queue. `opening` goes with the messages, so that its queue joins the
+    Kafka transaction in the same request as theirs. `last_at_most`: the highest offset the last record may get, or all
+    of it is aborted.
+    """
 
     messages: Sequence[Message]
     finish: Callable[[Sequence[Receipt]], Sequence[Message]]
@@ -129,8 +132,10 @@ class MessageStore(Protocol):
         ...
 
     def put_many(self, messages: Sequence[Message]) -> Awaitable[list[PutResult]]:
-        """Appends each message to the queue it names; one result each, same order. Not atomic. What is awaited may be a
-        future: a caller that is cancelled cancels no more than its own look at the results."""
+        """Appends each message to the queue it names; one result each, same order. Not atomic.
+
+        What is awaited may be a future: a caller that is cancelled cancels no more than its own look at the results.
+        """
         ...
 
     def put_then(self, messages: Sequence[Message], give: Callable[[list[PutResult]], None]) -> None:
@@ -144,9 +149,11 @@ class MessageStore(Protocol):
     async def get_each(
         self, queue: MessageQueue, offsets: Collection[int], max_bytes: int | None = None
     ) -> dict[int, StoredMessage]:
-        """The messages at exactly these offsets, read in batches; what the log no longer has is left out. Read in
-        ascending order, up to the first with which they weigh `max_bytes` (`count_stored_bytes`): only then may
-        messages at higher offsets be missing that are there."""
+        """The messages at exactly these offsets, read in batches; what the log no longer has is left out.
+
+        Read in ascending order, up to the first with which they weigh `max_bytes` (`count_stored_bytes`): only
+        then may messages at higher offsets be missing that are there.
+        """
         ...
 
     async def get_offsets(self, queue: MessageQueue) -> QueueOffsets:
@@ -170,9 +177,11 @@ class QueueReader(Protocol):
     """Follows one queue from an offset, in order, committed messages only. One caller at a time."""
 
     async def get(self, max_count: int, max_wait_ms: int) -> GetResult:
-        """Waits at most `max_wait_ms` for the first message, then takes what is there. NO_NEW_MSG when none came.
-        `next_begin_offset` moves over markers too, and a reader that has passed some may come back at once. Raises
-        StoreError, and QueueHalted when the position is outside what the log holds."""
+        """Waits at most `max_wait_ms` for the first message, then takes what is there.
+
+        NO_NEW_MSG when none came. `next_begin_offset` moves over markers too, and a reader that has passed some may
+        come back at once. Raises StoreError, and QueueHalted when the position is outside what the log holds.
+        """
         ...
 
     async def close(self) -> None:
@@ -188,9 +197,12 @@ class BatchWriter(Protocol):
         ...
 
     async def put_all(self, batch: AtomicBatch) -> BatchResult:
-        """All of the batch or nothing; returns when it is known committed. Raises BatchAborted (nothing is visible, the
-        writer goes on), StoreFenced and BatchOutcomeUnknown (take the queue over anew, with a new writer). The first
-        batch after `fence` uses -0; the other producer begins only when the batch before is known committed."""
+        """All of the batch or nothing; returns when it is known committed.
+
+        Raises BatchAborted (nothing is visible, the writer goes on), StoreFenced and
+        BatchOutcomeUnknown (take the queue over anew, with a new writer). The first batch after
+        `fence` uses -0; the other producer begins only when the batch before is known committed.
+        """
         ...
 
     async def close(self) -> None:
@@ -270,8 +282,10 @@ class TopicAdmin(Protocol):
     async def describe_topics(
         self, names: Collection[str], *, with_denied: bool = False
     ) -> dict[str, TopicDescription | None]:
-        """A description of each name, None where there is no such topic. Asks the cluster now. Raises StoreError. A
-        topic that an ACL forbids us to describe is an error, or `with_denied` an empty description without queues."""
+        """A description of each name, None where there is no such topic. Asks the cluster now. Raises StoreError.
+
+        A topic that an ACL forbids us to describe is an error, or `with_denied` an empty description without queues.
+        """
         ...
 
     async def identify_topics(self, names: Collection[str]) -> dict[str, "TopicOutline | None"]:
@@ -301,9 +315,11 @@ _FEW_HEADERS = 32  # what is counted too much for objects in memory is more than
 
 
 class LoadedHalf(Struct, frozen=True, gc=False):
-    """A half message as the journal, or the parked topic, holds it. `size`: what it takes in memory, about. `framed`:
-    the prepared messages if there are several; a single one is the record itself. `plain_topic`: of a single one that
-    asks for neither queue nor time and has few headers: its size is all that its topic has to take."""
+    """A half message as the journal, or the parked topic, holds it. `size`: what it takes in memory, about.
+
+    `framed`: the prepared messages if there are several; a single one is the record itself. `plain_topic`: of a single
+    one that asks for neither queue nor time and has few headers: its size is all that its topic has to take.
+    """
 
     half: HalfMessage
     stored: StoredMessage
@@ -349,7 +365,9 @@ class HalfPlace(NamedTuple):
 
 class HalvesRead(NamedTuple):
     """Half messages by transaction id; what no log has is left out. `mean_bytes`: of a record read, 0 without one.
-    `found` None: they weigh more than was allowed."""
+
+    `found` None: they weigh more than was allowed.
+    """
 
     found: dict[str, LoadedHalf] | None
     mean_bytes: int

@@ -51,7 +51,9 @@ async def write_position(
     owners: OwnerStore, topics: InternalTopics, queue_id: int, make: Callable[[], Awaitable[Position | None]]
 ) -> Position | None:
     """Fences the queue's owner, then writes what `make` says; the owner takes the queue over anew. Raises StoreError.
-    `make` is asked after fencing: nobody else can move the position any more. None: nothing is written."""
+
+    `make` is asked after fencing: nobody else can move the position any more. None: nothing is written.
+    """
     writer = owners.open_writer((topics.transactional_id(queue_id, 0), topics.transactional_id(queue_id, 1)))
     try:
         await writer.fence()
@@ -65,8 +67,10 @@ async def write_position(
 
 
 async def begin_queues(store: MessageStore, owners: OwnerStore, topics: InternalTopics, log: LogTopics) -> list[int]:
-    """Writes the first position of each queue that never took anything; which. Raises StoreError. Where either topic
-    holds, or has ever held, a record, a missing position is a loss and no beginning."""
+    """Writes the first position of each queue that never took anything; which. Raises StoreError.
+
+    Where either topic holds, or has ever held, a record, a missing position is a loss and no beginning.
+    """
     begun = []
     for queue_id in range(topics.queues):
         if await _is_new(store, topics, queue_id):
@@ -93,7 +97,9 @@ async def find_position(
     store: MessageStore, owners: OwnerStore, topics: InternalTopics, queue_id: int, *, is_last: bool = False
 ) -> Position | None:
     """The last position in the queue's op topic that `owners` believes, None if there is none. Raises StoreError.
-    `is_last`: also of a Kafka transaction whose markers are still to come. Looks back in growing steps."""
+
+    `is_last`: also of a Kafka transaction whose markers are still to come. Looks back in growing steps.
+    """
     queue = MessageQueue(topics.op, queue_id)
     offsets = await store.get_offsets(queue)
     start, back = offsets.maximum if is_last else offsets.stable, 4_000
@@ -141,7 +147,9 @@ _DEAF_MS = 30_000  # after which one that is doubted is replaced
 
 class WatchedReader:
     """QueueReader. Raises StoreTimeout if what is there does not come: a client can stay deaf for ever, with no error.
-    Brokers are asked twice whether there is more: they may have been away."""
+
+    Brokers are asked twice whether there is more: they may have been away.
+    """
 
     def __init__(self, owners: OwnerStore, store: MessageStore, clock: Clock, queue: MessageQueue, offset: int) -> None:
         self._inner = owners.open_reader(queue, offset)
@@ -224,10 +232,12 @@ _PURPOSE = b"database"
 
 
 class DatabaseMark:
-    """Which database the settlers of a bridge have, noted in Kafka with each queue's consume offset. What a settler
-    with another database has written looks like a forger's, and would be decided and published again. A forger cannot
-    write this note: that takes the right to the group. Where it is lost, as after a week without a member, positions
-    say who has settled: a database that has none of its own beside those of others is another one."""
+    """Which database the settlers of a bridge have, noted in Kafka with each queue's consume offset.
+
+    What a settler with another database has written looks like a forger's, and would be decided and published again.
+    A forger cannot write this note: that takes the right to the group. Where it is lost, as after a week without a
+    member, positions say who has settled: a database that has none of its own beside those of others is another one.
+    """
 
     def __init__(self, store: MessageStore, topics: InternalTopics, watch: SealWatch) -> None:
         self._store = store
@@ -276,8 +286,10 @@ class DatabaseMark:
 async def refuse_other_database(
     store: MessageStore, owners: OwnerStore, topics: InternalTopics, mark: DatabaseMark
 ) -> None:
-    """Before a settler joins the group: it would take queues from those that have the right database. Raises
-    ConfigError. Where Kafka does not tell now, whoever takes a queue over finds out."""
+    """Before a settler joins the group: it would take queues from those that have the right database.
+
+    Raises ConfigError. Where Kafka does not tell now, whoever takes a queue over finds out.
+    """
     with suppress(StoreError):
         for queue_id in await mark.find_others(range(topics.queues)):
             await find_position(store, owners, topics, queue_id)  # past what is not ours

@@ -1,5 +1,7 @@
-"""Calls of one kind that travel together: while as many are under way as may be, others wait for the next request. So
-few callers at once never wait for each other, and of many a request carries all that came during the one before."""
+"""Calls of one kind that travel together: while as many are under way as may be, others wait for the next request.
+
+So few callers at once never wait for each other, and of many a request carries all that came during the one before.
+"""
 
 import asyncio
 import threading

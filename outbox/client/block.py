@@ -79,8 +79,10 @@ class RecordWriter(Protocol):
     """What is written beside the local transaction's own rows, so that a check can find out what became of it."""
 
     def write(self, session: Any, transaction_id: str, producer_group: str) -> object:  # noqa: ANN401 - of any kind
-        """Writes it in the session's transaction, without a commit; raises if a check has barred it. With an
-        AsyncBridge it may be a coroutine function."""
+        """Writes it in the session's transaction, without a commit; raises if a check has barred it.
+
+        With an AsyncBridge it may be a coroutine function.
+        """
         ...
 
 
@@ -99,8 +101,10 @@ class LocalWork:
         self._record = record
 
     def arm(self, note_lost: Callable[[], None], count: Callable[[], int]) -> None:
-        """The session is in the caller's hands: a commit raises Misuse and does not happen until `disarm`. `note_lost`
-        is called at a roll back or a close, and at that of a savepoint if `count` grew in it."""
+        """The session is in the caller's hands: a commit raises Misuse and does not happen until `disarm`.
+
+        `note_lost` is called at a roll back or a close, and at that of a savepoint if `count` grew in it.
+        """
         if self._guard is not None:
             self._guard.arm(note_lost, measure=count)
 
@@ -127,8 +131,10 @@ class LocalWork:
             self._guard.disarm()
 
     async def write(self, transaction_id: str, group: str) -> None:
-        """Writes the record and all else that is pending, so that a violated constraint shows before the commit. If it
-        raises, nothing is committed."""
+        """Writes the record and all else that is pending, so that a violated constraint shows before the commit.
+
+        If it raises, nothing is committed.
+        """
         await _settle(self._record.write(self._session, transaction_id, group))
         flush = getattr(self._session, "flush", None)
         if callable(flush):
@@ -200,8 +206,10 @@ async def end_or_leave(
     is_awaited: bool = True,
     remark: str | None = None,
 ) -> TransactionView | OutboxError | None:
-    """The transaction as it is recorded; or why the back-check must find out, which is logged. None where the end is
-    only stored: `is_awaited` says whether its settlement is waited for."""
+    """The transaction as it is recorded; or why the back-check must find out, which is logged.
+
+    None where the end is only stored: `is_awaited` says whether its settlement is waited for.
+    """
     try:
         with time:
             if not is_awaited:
@@ -258,8 +266,10 @@ def _recorded_state(told: object) -> TransactionState | None:
 
 
 class TransactionBlock:
-    """Collects messages; at its end they are prepared, the session is committed, and then they are published. `result`
-    shows afterwards what became of it; None while it is open, if it failed, and if nothing was sent."""
+    """Collects messages; at its end they are prepared, the session is committed, and then they are published.
+
+    `result` shows afterwards what became of it; None while it is open, if it failed, and if nothing was sent.
+    """
 
     def __init__(
         self, verbs: BridgeClient, work: LocalWork, lifetime: Lifetime, options: PrepareOptions, *, is_awaited: bool
@@ -441,9 +451,12 @@ class TransactionBlock:
         return result_of(half, prepared, LocalTransactionState.COMMIT_MESSAGE, told)
 
     async def _withdraw(self, half: HalfMessage, error: Exception | None = None) -> None:
-        """Ends what certainly is not committed here. A key of the caller's own may name a transaction that another run
-        has committed: that one's record answers. The same holds where the record was there already. The remark is the
-        error's class alone: messages of drivers quote values."""
+        """Ends what certainly is not committed here.
+
+        A key of the caller's own may name a transaction that another run has committed: that one's record answers.
+        The same holds where the record was there already. The remark is the error's class alone: messages of drivers
+        quote values.
+        """
         if self._options.get("idempotency_key") is None and not isinstance(error, LocalTransactionBarred):
             remark = None if error is None else type(error).__name__
             await end_or_leave(self._verbs, half, Resolution.ROLLBACK, self._time, remark=remark)

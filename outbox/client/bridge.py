@@ -59,9 +59,11 @@ class Transaction(_Blocking, TransactionBlock):
     """A block of `Bridge.transaction`."""
 
     def prepare_early(self) -> None:
-        """Stores what was sent up to here; nothing can be sent in the block any more. Call it before the session's
-        first statement: then no database connection waits for the bridge. Raises NotPrepared, Unavailable or
-        Refused."""
+        """Stores what was sent up to here; nothing can be sent in the block any more.
+
+        Call it before the session's first statement: then no database connection waits for the bridge. Raises
+        NotPrepared, Unavailable or Refused.
+        """
         run_now(self._prepare_now())
 
     def __enter__(self) -> Self:
@@ -73,8 +75,10 @@ class Transaction(_Blocking, TransactionBlock):
 
 
 class Bridge(_Blocking):
-    """A connection to the bridge for one producer group; threads share it. Close it, or use it in a `with`. `record`:
-    what is written in local transactions so that checks can be answered; by default the ready-made one."""
+    """A connection to the bridge for one producer group; threads share it. Close it, or use it in a `with`.
+
+    `record`: what is written in local transactions so that checks can be answered; by default the ready-made one.
+    """
 
     def __init__(
         self, url: str, producer_group: str, *, config: BridgeConfig | None = None, record: RecordWriter | None = None
@@ -131,12 +135,16 @@ class Bridge(_Blocking):
 
     def pull_worker(self, answer: Answer, *, config: PullConfig | None = None) -> PullWorker:
         """Fetches this group's checks and answers them: for a service that cannot be called. Use its `run_forever`.
-        `answer`: what a CheckHandler takes, such as `record.answers(engine)`, or a producer's own `answer`."""
+
+        `answer`: what a CheckHandler takes, such as `record.answers(engine)`, or a producer's own `answer`.
+        """
         return PullWorker(self._link, self.producer_group, answer, config or PullConfig())
 
     def endpoint_lease(self, url: str, *, lease_seconds: int = 60, is_shared: bool = False) -> EndpointLease:
-        """Registers this instance's check endpoint while it lives: `start` it, or use it in a `with`. `is_shared`: with
-        other processes, which the first one that closes must not take it from; it then runs out."""
+        """Registers this instance's check endpoint while it lives: `start` it, or use it in a `with`.
+
+        `is_shared`: with other processes, which the first one that closes must not take it from; it then runs out.
+        """
         lease = EndpointLease(self._link, LeaseKeeper(self.producer_group, url, lease_seconds, is_shared=is_shared))
         self._leases.append(lease)
         return lease
@@ -178,8 +186,10 @@ class AsyncTransaction(_Awaited, TransactionBlock):
 
 
 class AsyncBridge(_Awaited):
-    """A connection to the bridge for one producer group, used in one event loop by any number of tasks. `record`: as
-    for Bridge; its `write` may be a coroutine function."""
+    """A connection to the bridge for one producer group, used in one event loop by any number of tasks.
+
+    `record`: as for Bridge; its `write` may be a coroutine function.
+    """
 
     def __init__(
         self, url: str, producer_group: str, *, config: BridgeConfig | None = None, record: RecordWriter | None = None
@@ -228,12 +238,16 @@ class AsyncBridge(_Awaited):
 
     def pull_worker(self, answer: AsyncAnswer, *, config: PullConfig | None = None) -> AsyncPullWorker:
         """Fetches this group's checks and answers them: for a service that cannot be called. Use its `run_forever`.
-        `answer`: what an AsyncCheckHandler takes, such as `record.answers(engine)`, or a producer's own `answer`."""
+
+        `answer`: what an AsyncCheckHandler takes, such as `record.answers(engine)`, or a producer's own `answer`.
+        """
         return AsyncPullWorker(self._link, self.producer_group, answer, config or PullConfig())
 
     def endpoint_lease(self, url: str, *, lease_seconds: int = 60, is_shared: bool = False) -> AsyncEndpointLease:
         """Registers this instance's check endpoint while it lives: `start` it, or use it in an `async with`.
-        `is_shared`: with other processes, which the first one that closes must not take it from; it then runs out."""
+
+        `is_shared`: with other processes, which the first one that closes must not take it from; it then runs out.
+        """
         lease = AsyncEndpointLease(
             self._link, LeaseKeeper(self.producer_group, url, lease_seconds, is_shared=is_shared)
         )

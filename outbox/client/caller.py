@@ -56,8 +56,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class Breaker:
-    """Of one bridge. After failures in a row nothing is sent to it, but one call at a time that finds out. Any answer
-    of the bridge, also a refusal, says that it is back."""
+    """Of one bridge. After failures in a row nothing is sent to it, but one call at a time that finds out.
+
+    Any answer of the bridge, also a refusal, says that it is back.
+    """
 
     def __init__(self, url: str, now: Callable[[], float] = time.monotonic) -> None:
         self.url = url
@@ -150,8 +152,10 @@ class Lane(NamedTuple):
 
 
 class Caller:
-    """Calls to one bridge, none while it is away. `transport` and `make_batcher` say whether they are those of threads
-    or of an event loop."""
+    """Calls to one bridge, none while it is away.
+
+    `transport` and `make_batcher` say whether they are those of threads or of an event loop.
+    """
 
     def __init__(
         self,
@@ -214,8 +218,10 @@ class Caller:
     async def _exchange(
         self, ask: Callable[[float], Awaitable[Sequence[CallResult]]], left_s: float, waits_s: float = 0.0
     ) -> Sequence[CallResult]:
-        """What `ask` is told within the time that the breaker allows; the breaker hears of it. `waits_s`: so long the
-        bridge is silent because it was asked to be."""
+        """What `ask` is told within the time that the breaker allows; the breaker hears of it.
+
+        `waits_s`: so long the bridge is silent because it was asked to be.
+        """
         allowed_s = self._breaker.admit()
         if not allowed_s:
             return [self._breaker.refuse()]
@@ -267,8 +273,10 @@ _PREPARE_PART = 0.8
 
 
 class CallTime:
-    """The time that the calls of one block may take together, whatever the database needs between them. A part is kept
-    for the end: once the local transaction is committed, it is always tried."""
+    """The time that the calls of one block may take together, whatever the database needs between them.
+
+    A part is kept for the end: once the local transaction is committed, it is always tried.
+    """
 
     def __init__(self, whole_s: float) -> None:
         self._whole_s = whole_s

@@ -1,5 +1,7 @@
-"""Calls as HTTP requests. Pure. What many callers ask at once travels in one request: a call is an item of a list, or
-stands alone."""
+"""Calls as HTTP requests. Pure.
+
+What many callers ask at once travels in one request: a call is an item of a list, or stands alone.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -21,10 +23,13 @@ _LIMITS = {"check_immunity_seconds": (0, 604_800), "max_checks": (1, 1_000), "ma
 
 
 class PrepareOptions(TypedDict, total=False):
-    """What may be said about a transaction besides its messages. `ordering_key`: transactions of the group with one key
-    are published in the order of their commits, over all topics; without one, those with one key of their first
-    message, within its topic. `idempotency_key`: the same group, key and messages are one transaction, however often
-    they are sent. The others replace the group's check settings."""
+    """What may be said about a transaction besides its messages.
+
+    `ordering_key`: transactions of the group with one key are published in the order of their commits, over all
+    topics; without one, those with one key of their first message, within its topic. `idempotency_key`: the same
+    group, key and messages are one transaction, however often they are sent. The others replace the group's check
+    settings.
+    """
 
     ordering_key: str | None
     idempotency_key: str | None
@@ -36,7 +41,9 @@ class PrepareOptions(TypedDict, total=False):
 @dataclass(frozen=True, slots=True, eq=False)
 class Kind:
     """A kind of call that can travel with others. `alone`: where a single one goes; None: as a list of one.
-    `prefers_async`: the answer says that it is stored, and not what became of it. Source: RFC 7240 section 4.1."""
+
+    `prefers_async`: the answer says that it is stored, and not what became of it. Source: RFC 7240 section 4.1.
+    """
 
     name: str
     alone: str | None
@@ -53,9 +60,11 @@ STORED_END = Kind("stored end", None, "/v1/resolutions", "resolutions", prefers_
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a caller. `is_repeatable`: sending it twice is the same as sending it once. `transaction_id`: the one
-    an answer must speak of, where it is known before. `is_query`: a refusal says what is recorded, whatever an earlier
-    try has done. `is_fresh`: its idempotency key was made for it."""
+    """One call of a caller. `is_repeatable`: sending it twice is the same as sending it once.
+
+    `transaction_id`: the one an answer must speak of, where it is known before. `is_query`: a refusal says what is
+    recorded, whatever an earlier try has done. `is_fresh`: its idempotency key was made for it.
+    """
 
     kind: Kind
     item: bytes
@@ -68,8 +77,10 @@ class Call:
 @dataclass(frozen=True, slots=True)
 class Request:
     """What goes over the wire; one made for a caller always goes alone, and repeating it does no harm.
+
     `transaction_id`: the one an answer must speak of. `first_try_ms`: Kafka's time, as far as it is known, of a request
-    that is no repeat. `waits_s`: how long the bridge is asked to wait before it answers."""
+    that is no repeat. `waits_s`: how long the bridge is asked to wait before it answers.
+    """
 
     method: str
     target: str

@@ -39,7 +39,9 @@ Ask: TypeAlias = Callable[[Call | Request, float | None], Awaitable[Reply]]
 @dataclass(frozen=True, slots=True)
 class PullConfig:
     """Bounds and rhythms. `lease_s`: nobody else gets a claimed check for so long; `send_s` of it is for sending.
-    `wait_s`: how long the bridge waits for something to come due. `min_pause_s`, `max_pause_s`: after failures."""
+
+    `wait_s`: how long the bridge waits for something to come due. `min_pause_s`, `max_pause_s`: after failures.
+    """
 
     max_checks: int = 100
     lease_s: float = 60.0
@@ -100,8 +102,10 @@ class PullRounds:
         return PullCounts(len(checks), sent.count("answered"), sent.count("late"), sent.count("failed"))
 
     async def run_forever(self, ask: Ask, stopping: asyncio.Event) -> None:
-        """Rounds until the stop, or the bridge is closed. Raises NotPullMode if the first claim is refused so; no other
-        error ends it."""
+        """Rounds until the stop, or the bridge is closed.
+
+        Raises NotPullMode if the first claim is refused so; no other error ends it.
+        """
         failures = 0
         while not stopping.is_set():
             try:
@@ -170,14 +174,17 @@ class PullWorker:
         return self._run(threading.Event(), PullRounds.run_once)
 
     def run_forever(self, stop: threading.Event) -> None:
-        """Rounds until `stop`, whose answers in hand still go out, or until the bridge is closed. Raises NotPullMode if
-        the bridge does not let the group fetch its checks."""
+        """Rounds until `stop`, whose answers in hand still go out, or until the bridge is closed.
+
+        Raises NotPullMode if the bridge does not let the group fetch its checks.
+        """
         with suppress(Closed):
             self._run(stop, PullRounds.run_forever)
 
     def _run(self, stop: threading.Event, run: Callable[[PullRounds, Ask, asyncio.Event], Coroutine[Any, Any, T]]) -> T:
         """In a loop of its own, so that a claim can be given up. Answers are looked for in one thread more; one that
-        hangs is not waited for at the end."""
+        hangs is not waited for at the end.
+        """
         if self._link.lifetime.is_closing:
             raise Closed("used after close")
         threads, gone = OwnThreads(thread_name_prefix="outbox-pull"), threading.Event()
@@ -324,8 +331,10 @@ class EndpointLease:
         return self._keeper.is_registered
 
     def start(self) -> Self:
-        """Registers, and renews from now on. Raises Refused. A bridge that is away, and a group that nobody has used
-        yet, are tried again later."""
+        """Registers, and renews from now on. Raises Refused.
+
+        A bridge that is away, and a group that nobody has used yet, are tried again later.
+        """
         if self._renewing is not None:
             raise Misuse("started already")
         with self._link.lifetime:
@@ -374,8 +383,10 @@ class AsyncEndpointLease:
         return self._keeper.is_registered
 
     async def start(self) -> Self:
-        """Registers, and renews from now on. Raises Refused. A bridge that is away, and a group that nobody has used
-        yet, are tried again later."""
+        """Registers, and renews from now on. Raises Refused.
+
+        A bridge that is away, and a group that nobody has used yet, are tried again later.
+        """
         if self._renewing is not None:
             raise Misuse("started already")
         with self._link.lifetime:

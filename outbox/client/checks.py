@@ -1,5 +1,7 @@
-"""Check calls and their answers on the wire, and signatures of calls. Pure. Source: the specification "Standard
-Webhooks", symmetric scheme `v1`."""
+"""Check calls and their answers on the wire, and signatures of calls. Pure.
+
+Source: the specification "Standard Webhooks", symmetric scheme `v1`.
+"""
 
 import base64
 import hashlib
@@ -23,8 +25,10 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One transaction the bridge asks about. `messages`: as they stand in the call, decimals unrounded. `is_trial`:
-    `outbox-bridge group test` asks; the answer counts for nothing, and nothing may be kept of it."""
+    """One transaction the bridge asks about. `messages`: as they stand in the call, decimals unrounded.
+
+    `is_trial`: `outbox-bridge group test` asks; the answer counts for nothing, and nothing may be kept of it.
+    """
 
     transaction_id: str
     producer_group: str

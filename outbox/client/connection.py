@@ -1,5 +1,7 @@
-"""A connection to one bridge, for threads or for an event loop, from its first use to `close`. After a fork the child
-starts one of its own at first use; the parent's connections are never used in it."""
+"""A connection to one bridge, for threads or for an event loop, from its first use to `close`.
+
+After a fork the child starts one of its own at first use; the parent's connections are never used in it.
+"""
 
 import asyncio
 import os

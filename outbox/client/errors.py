@@ -23,8 +23,10 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The bridge's own words about a refusal. Source: RFC 9457. `errors`: where in the request and what, as (JSON
-    pointer or parameter, text). `state`: the transaction's, if known."""
+    """The bridge's own words about a refusal. Source: RFC 9457.
+
+    `errors`: where in the request and what, as (JSON pointer or parameter, text). `state`: the transaction's, if known.
+    """
 
     code: str
     status: int
@@ -96,23 +98,29 @@ class OutcomeUnknown(OutboxError):
 
 
 class LocalCommitUnknown(OutcomeUnknown):
-    """The database did not say whether the local transaction was committed; the back-check will find out. Running the
-    block again could do its work twice: look first what the database holds."""
+    """The database did not say whether the local transaction was committed; the back-check will find out.
+
+    Running the block again could do its work twice: look first what the database holds.
+    """
 
     retry_helps = False
 
 
 class NotPrepared(OutboxError):
-    """No answer said that the half message is stored and open, so the local transaction was not committed. Without it
-    the messages are never published: the whole block may be run again."""
+    """No answer said that the half message is stored and open, so the local transaction was not committed.
+
+    Without it the messages are never published: the whole block may be run again.
+    """
 
     retry_helps = True
 
 
 class AlreadyEnded(OutboxError):
     """The idempotency key names a transaction that has ended, so the local transaction was not committed (again).
+
     `state`: COMMITTED, an earlier run has done the work; ROLLED_BACK, it came to nothing, and so would each other under
-    this key; PARKED, an operator decides."""
+    this key; PARKED, an operator decides.
+    """
 
     def __init__(self, transaction_id: str, state: str) -> None:
         super().__init__(transaction_id, state)
@@ -126,7 +134,9 @@ class AlreadyEnded(OutboxError):
 
 class Contradicted(OutboxError):
     """The local transaction is committed, but its messages will not be published: the bridge has recorded otherwise.
-    Only an operator, a wrong answer to a check, or a log that lost its messages can bring this about."""
+
+    Only an operator, a wrong answer to a check, or a log that lost its messages can bring this about.
+    """
 
     outcome = Outcome.PARTLY
 
@@ -182,7 +192,9 @@ class AlreadyResolved(Conflict):
 
 class GivenUp(Conflict):
     """The log that held the transaction was lost, and an operator gave it up: whether it was published is not known.
-    Your own database decides: what it has committed and the topic does not hold is to be published anew."""
+
+    Your own database decides: what it has committed and the topic does not hold is to be published anew.
+    """
 
     outcome = Outcome.UNKNOWN
 
@@ -196,9 +208,11 @@ class CheckEndpointRefused(Refused):
 
 
 class LocalTransactionBarred(OutboxError):
-    """The id already has a transaction record: this local transaction must not commit, and has not. Either a back-check
-    came first and was answered ROLLBACK, or an earlier try under the same idempotency key has committed. Roll the local
-    transaction back and end nothing: the record that is there will answer."""
+    """The id already has a transaction record: this local transaction must not commit, and has not.
+
+    Either a back-check came first and was answered ROLLBACK, or an earlier try under the same idempotency key
+    has committed. Roll the local transaction back and end nothing: the record that is there will answer.
+    """
 
 
 class SignatureRefused(OutboxError):

@@ -37,8 +37,10 @@ class BrokenAnswer(Exception):
 
 
 class AnswerReader:
-    """One answer. `is_tunnel`: to CONNECT, whose success has no body. `is_reusable`: the connection may carry another
-    request, once the answer is whole."""
+    """One answer. `is_tunnel`: to CONNECT, whose success has no body.
+
+    `is_reusable`: the connection may carry another request, once the answer is whole.
+    """
 
     def __init__(self, *, is_tunnel: bool = False) -> None:
         self.status = 0

@@ -69,8 +69,11 @@ class LocalTransactionState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class HalfMessage:
-    """A prepared transaction: stored at the bridge, invisible to consumers. `topic`, `key`, `value` and `headers` are
-    those of its first message. `check_number` (0: not a check) and `born_time` come with checks."""
+    """A prepared transaction: stored at the bridge, invisible to consumers.
+
+    `topic`, `key`, `value` and `headers` are those of its first message. `check_number` (0: not a check) and
+    `born_time` come with checks.
+    """
 
     transaction_id: str
     producer_group: str
@@ -135,11 +138,13 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class TransactionSendResult:
-    """What became of a send. `is_settled`: the bridge has returned the recorded `state`; if not, the back-check will
-    resolve it. `is_accepted`: the bridge has stored the end and was not asked to wait (`respond_async`): it settles
-    it, without a back-check. `is_blocked`: committed, and its publication is being retried. `is_abandoned`:
-    committed, but given up by an operator while it was blocked: it is never published. `error`: what the listener
-    raised, if it did."""
+    """What became of a send.
+
+    `is_settled`: the bridge has returned the recorded `state`; if not, the back-check will resolve it. `is_accepted`:
+    the bridge has stored the end and was not asked to wait (`respond_async`): it settles it, without a back-check.
+    `is_blocked`: committed, and its publication is being retried. `is_abandoned`: committed, but given up by an
+    operator while it was blocked: it is never published. `error`: what the listener raised, if it did.
+    """
 
     transaction_id: str
     local_transaction_state: LocalTransactionState
@@ -155,8 +160,10 @@ class TransactionSendResult:
 
 
 class TransactionListener(ABC):
-    """The producer's own part. Source: RocketMQ's TransactionListener. An exception, or anything that is no
-    LocalTransactionState, counts as UNKNOWN: the bridge asks again later."""
+    """The producer's own part. Source: RocketMQ's TransactionListener.
+
+    An exception, or anything that is no LocalTransactionState, counts as UNKNOWN: the bridge asks again later.
+    """
 
     @abstractmethod
     def execute_local_transaction(self, message: HalfMessage, arg: object) -> LocalTransactionState:

@@ -24,9 +24,12 @@ _FORMS = "JSON's own types, datetime, date, time, UUID, Decimal, Enum, a datacla
 
 
 def write_json(value: object, encoder: Encoder | None = None) -> str:
-    """One document. Raises InvalidMessage for what JSON has no form for. A Decimal keeps its digits. An Enum counts as
-    its value, a dataclass as its fields, a UUID as its text, a datetime, date or time as that of ISO 8601. A Pydantic
-    model writes itself. `encoder` is asked for what is left: it gives what has a form."""
+    """One document. Raises InvalidMessage for what JSON has no form for.
+
+    A Decimal keeps its digits. An Enum counts as its value, a dataclass as its fields, a UUID as its text, a datetime,
+    date or time as that of ISO 8601. A Pydantic model writes itself. `encoder` is asked for what is left: it gives what
+    has a form.
+    """
     try:
         return _Writer(encoder).write(value)
     except RecursionError:
@@ -96,8 +99,10 @@ _PARENT, _STATE = "traceparent", "tracestate"
 
 
 def add_trace(headers: Sequence[tuple[str, bytes | None]]) -> TraceHeaders:
-    """The headers and, where they name no trace, OpenTelemetry's present span. It is not imported here: who has a span
-    has done so."""
+    """The headers and, where they name no trace, OpenTelemetry's present span.
+
+    It is not imported here: who has a span has done so.
+    """
     given = tuple(headers)
     api = sys.modules.get("opentelemetry.trace")
     if api is None or any(name in {_PARENT, _STATE} for name, _ in given):
@@ -169,7 +174,10 @@ class Message:
 
 
 def encode_message(message: Message) -> str:
-    """Its JSON in a request. A text that needs escapes goes as base64: the bridge reads that faster."""
+    """Its JSON in a request.
+
+    A text that needs escapes goes as base64: the bridge reads that faster.
+    """
     members = [f'"topic":"{message.topic}"']
     if message.key is not None:
         members.append(_encode_bytes("key", message.key))
@@ -195,8 +203,10 @@ def with_trace(message: Message) -> Message:
 
 
 def read_message(members: Mapping[str, Any]) -> Message:
-    """A message as the bridge shows it, in checks and in answers; a JSON value comes compact. Raises ValueError. Read
-    the document with `parse_float=Decimal`, or decimals are rounded."""
+    """A message as the bridge shows it, in checks and in answers; a JSON value comes compact. Raises ValueError.
+
+    Read the document with `parse_float=Decimal`, or decimals are rounded.
+    """
     key, value, headers = (_shown(members, name) for name in ("key", "value", "headers"))
     try:
         return Message(
@@ -325,8 +335,10 @@ _TRANSACTION_ID: Final = re.compile(rb"[0-9A-Za-z]{28}")
 
 
 def identify(message: object) -> str:
-    """The same for each delivery of a message, and never for two messages. Raises Misuse. Topic, partition and offset;
-    after them the transaction's id, for a topic may be deleted and made again."""
+    """The same for each delivery of a message, and never for two messages. Raises Misuse.
+
+    Topic, partition and offset; after them the transaction's id, for a topic may be deleted and made again.
+    """
     if isinstance(message, str):
         if not _INBOX_ID.fullmatch(message):
             raise Misuse(f"a message's id has 1..{INBOX_ID_LENGTH} printable ASCII characters, and no space")

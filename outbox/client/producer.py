@@ -153,8 +153,10 @@ Execute: TypeAlias = Callable[[HalfMessage, object], Awaitable[object]]
 async def send_in_transaction(
     verbs: BridgeClient, execute: Execute, messages: Message | Sequence[Message], arg: object, options: PrepareOptions
 ) -> TransactionSendResult:
-    """The local transaction runs only once the half message is stored; its end is reported, whatever it does. Raises
-    OutboxError if it did not run."""
+    """The local transaction runs only once the half message is stored; its end is reported, whatever it does.
+
+    Raises OutboxError if it did not run.
+    """
     time = CallTime(verbs.config.block_timeout_s)
     half, prepared = await prepare_or_fail(verbs, messages, options, time)
     local, error = LocalTransactionState.UNKNOWN, None
@@ -198,8 +200,10 @@ class TransactionProducer(Bridge):
     def send_message_in_transaction(
         self, message: Message | Sequence[Message], arg: object = None, **options: Unpack[PrepareOptions]
     ) -> TransactionSendResult:
-        """Stores the half message, runs the local transaction in this thread, ends the transaction. Raises OutboxError
-        if the local transaction did not run. What the listener raises is UNKNOWN, and in the result."""
+        """Stores the half message, runs the local transaction in this thread, ends the transaction.
+
+        Raises OutboxError if the local transaction did not run. What the listener raises is UNKNOWN, and in the result.
+        """
         return self._run(send_in_transaction(self._verbs, self._execute, message, arg, options))
 
     def answer_checks(self, checks: Sequence[Check], timeout_s: float) -> list[CheckAnswer]:
@@ -245,8 +249,10 @@ class AsyncTransactionProducer(AsyncBridge):
     async def send_message_in_transaction(
         self, message: Message | Sequence[Message], arg: object = None, **options: Unpack[PrepareOptions]
     ) -> TransactionSendResult:
-        """Stores the half message, runs the local transaction, ends the transaction. Raises OutboxError if the local
-        transaction did not run. What the listener raises is UNKNOWN, and in the result."""
+        """Stores the half message, runs the local transaction, ends the transaction.
+
+        Raises OutboxError if the local transaction did not run. What the listener raises is UNKNOWN, and in the result.
+        """
         return await self._run(send_in_transaction(self._verbs, self._execute, message, arg, options))
 
     async def answer_checks(self, checks: Sequence[Check], timeout_s: float) -> list[CheckAnswer]:

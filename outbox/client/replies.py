@@ -1,6 +1,8 @@
-"""Answers to calls, read with care, and when a call is sent again. Pure: time and chance are arguments. Only what the
-bridge itself says counts: a proxy's page, a cut-off document, an answer about something else is `NoReply`, which never
-says that nothing happened."""
+"""Answers to calls, read with care, and when a call is sent again. Pure: time and chance are arguments.
+
+Only what the bridge itself says counts: a proxy's page, a cut-off document, an answer about something else is
+`NoReply`, which never says that nothing happened.
+"""
 
 import json
 from collections.abc import Callable, Mapping
@@ -34,8 +36,10 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class NoReply:
-    """Nothing that can be believed. `is_sent` False: the bridge has certainly not seen the call. `is_away`: the bridge
-    was not reached, or not heard. `is_final`: another try now is of no use."""
+    """Nothing that can be believed. `is_sent` False: the bridge has certainly not seen the call.
+
+    `is_away`: the bridge was not reached, or not heard. `is_final`: another try now is of no use.
+    """
 
     why: str
     is_sent: bool = True
@@ -47,8 +51,10 @@ class NoReply:
 
 @dataclass(frozen=True, slots=True)
 class BatchRejected:
-    """Refused as one request of many calls: each must be asked alone, for one of them spoils it. `reason`: what the
-    bridge said; or NoReply: something before it said no, and may have let it through all the same."""
+    """Refused as one request of many calls: each must be asked alone, for one of them spoils it.
+
+    `reason`: what the bridge said; or NoReply: something before it said no, and may have let it through all the same.
+    """
 
     reason: Problem | NoReply
 
@@ -87,8 +93,10 @@ class Prepared:
 @dataclass(frozen=True, slots=True)
 class TransactionView:
     """A transaction as it is recorded. `is_blocked`: committed, its publication is being retried, for `reason`.
-    `is_abandoned`: committed, but an operator has given it up while it was blocked: it is never published. Answers to
-    ends leave out what only a look-up returns: `born_time` and what follows."""
+    `is_abandoned`: committed, but an operator has given it up while it was blocked: it is never published.
+
+    Answers to ends leave out what only a look-up returns: `born_time` and what follows.
+    """
 
     transaction_id: str
     producer_group: str

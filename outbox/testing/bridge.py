@@ -106,8 +106,10 @@ class OutboxBridge:
         return name
 
     def published(self, topic: str, *, at_least: int = 0, wait_seconds: float = 5.0) -> list[PublishedMessage]:
-        """What `read_committed` consumers find in a topic, partition by partition. Waits for `at_least` so many; raises
-        AssertionError if they do not come in time."""
+        """What `read_committed` consumers find in a topic, partition by partition.
+
+        Waits for `at_least` so many; raises AssertionError if they do not come in time.
+        """
         deadline = time.monotonic() + wait_seconds
         while True:
             found = self._read(topic)
@@ -136,10 +138,12 @@ class OutboxBridge:
 
     @contextmanager
     def kill_before_commit(self) -> Iterator[MutableSequence[str]]:
-        """In the block every producer seems to die between its local commit and the end of its transaction. The
-        application lives on: its end calls do not get through, and it leaves the rest to the back-check, as it would
-        after a lost connection. Gives the ids of the transactions that were left so; raises AssertionError if there was
-        none."""
+        """In the block every producer seems to die between its local commit and the end of its transaction.
+
+        The application lives on: its end calls do not get through, and it leaves the rest to the back-check, as it
+        would after a lost connection. Gives the ids of the transactions that were left so; raises AssertionError
+        if there was none.
+        """
         self._process.ask("cut_ends")
         left = _LeftBehind(lambda: self._process.ask("read_cut"))
         try:
@@ -168,16 +172,20 @@ class OutboxBridge:
         return self._apps.enter_context(AppServer(app)).url
 
     def answer_checks(self, producer_group: str, answer: Answer | AsyncAnswer) -> str:
-        """Answers the group's checks as the application's endpoint would; where. `answer`: as for CheckHandler or
-        AsyncCheckHandler, such as `TransactionRecord().answers(engine)`."""
+        """Answers the group's checks as the application's endpoint would; where.
+
+        `answer`: as for CheckHandler or AsyncCheckHandler, such as `TransactionRecord().answers(engine)`.
+        """
         secret = self.create_group(producer_group)
         url = self.serve(CheckApp(_make_handler(secret, answer)))
         self.set_endpoint(producer_group, url)
         return url
 
     def run_checks(self, producer_group: str | None = None, *, wait_seconds: float = 10.0) -> list[TransactionView]:
-        """Has each pending transaction asked about once, at once; returns them as they are after the answers. Raises
-        AssertionError if nobody can be asked, or no answer comes."""
+        """Has each pending transaction asked about once, at once; returns them as they are after the answers.
+
+        Raises AssertionError if nobody can be asked, or no answer comes.
+        """
         pending = self.pending(producer_group)
         for group in {view.producer_group for view in pending}:
             self._assert_askable(group)
@@ -281,8 +289,10 @@ class MemoryOutboxBridge(OutboxBridge):
     """On an in-memory log: opened in milliseconds, empty for each test, and its time can be moved."""
 
     def let_time_pass(self, seconds: float) -> None:
-        """As if so much time had passed for the bridge: what is due by then is done or under way. The machine's clock
-        goes on as it did. Ten minutes take some seconds: much is done every second."""
+        """As if so much time had passed for the bridge: what is due by then is done or under way.
+
+        The machine's clock goes on as it did. Ten minutes take some seconds: much is done every second.
+        """
         self._process.ask("move", for_ms=round(seconds * 1_000))
 
     def _await_due(self, due: datetime) -> None:
@@ -290,8 +300,10 @@ class MemoryOutboxBridge(OutboxBridge):
 
 
 class KafkaOutboxBridge(OutboxBridge):
-    """On a real Kafka: like the other, but nobody moves its time, and checks are due a second after the prepare. One
-    for many tests: each sees what came since it began."""
+    """On a real Kafka: like the other, but nobody moves its time, and checks are due a second after the prepare.
+
+    One for many tests: each sees what came since it began.
+    """
 
     def __init__(self, process: BridgeProcess) -> None:
         super().__init__(process)

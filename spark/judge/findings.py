@@ -1,6 +1,8 @@
-"""Findings as a run tells them: since when, how sure, and what each kind means to whoever is woken by it. Nothing that
-would publish is proposed unless it is proved that nothing of the transaction was ever published: what is missing, for
-whatever reason, proves nothing."""
+"""Findings as a run tells them: since when, how sure, and what each kind means to whoever is woken by it.
+
+Nothing that would publish is proposed unless it is proved that nothing of the transaction was ever published: what
+is missing, for whatever reason, proves nothing.
+"""
 
 import json
 from collections import Counter

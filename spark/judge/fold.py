@@ -1,8 +1,10 @@
-"""Events -> one row a transaction, in SQL that engines with `TRY_SUM` read (`events`: the envelope). Only numbers are
-aggregated: the largest of a text would turn a hash aggregate into one that sorts. The fold does not judge. The fold
-sorts out what is plainly right, so that only the rest has to be replayed event by event; whatever it lets pass,
-`rules.judge` finds nothing wrong with. Sums have no order: `exchanged_sql` asks whether each of several messages is
-where its own receipt says."""
+"""Events -> one row a transaction, in SQL that engines with `TRY_SUM` read (`events`: the envelope).
+
+Only numbers are aggregated: the largest of a text would turn a hash aggregate into one that sorts. The fold does
+not judge. The fold sorts out what is plainly right, so that only the rest has to be replayed event by event; whatever
+it lets pass, `rules.judge` finds nothing wrong with. Sums have no order: `exchanged_sql` asks whether each of several
+messages is where its own receipt says.
+"""
 
 from spark.read.envelope import COMMIT, ROLLBACK, EndSource, Evidence, OpState, pair_product
 
@@ -108,8 +110,10 @@ _TOLD = [name for name in _COLUMNS if name not in _ONLY_WEIGHED]
 
 def fold_sql(stale_before_ms: int, events: str = "events") -> str:
     """A row a transaction. `is_plain`: nothing can be wrong with it; `last_op` % 8: its `OpState`, null if none.
+
     `topic_id`: of all its messages and records, `record_part`: of all its records; null if there is not one.
-    `stale_before_ms`: what was prepared before may have outlived its longest life."""
+    `stale_before_ms`: what was prepared before may have outlived its longest life.
+    """
     columns = ",\n  ".join(f"{value} AS {name}" for name, value in _COLUMNS.items())
     young = (
         f"{_ONE_HALF} AND ends = 0 AND ops = 0 AND records = 0 AND is_published = 0 AND has_own_life = 0 "
@@ -134,8 +138,11 @@ SEVERAL_SQL = "SELECT tx, paired FROM transactions WHERE is_plain AND announced 
 
 def exchanged_sql(paired: str, shuffled: str) -> str:
     """Of `several`, the rows of `SEVERAL_SQL`: those whose receipts are not in the order of their messages, or name
-    records of one partition that are not. `paired`: the sum of `pair_product` over `messages` and `receipts`, one
-    beside the other; `shuffled`: whether the offsets of `receipts` are out of order in a partition."""
+    records of one partition that are not.
+
+    `paired`: the sum of `pair_product` over `messages` and `receipts`, one beside the other; `shuffled`: whether the
+    offsets of `receipts` are out of order in a partition.
+    """
     return f"""SELECT tx FROM several
 JOIN (SELECT tx, messages FROM events WHERE leg = {_H} AND n > 1) AS halves USING (tx)
 JOIN (SELECT tx, receipts, {shuffled} AS is_shuffled FROM events WHERE leg = {_O} AND n > 1) AS ops USING (tx)

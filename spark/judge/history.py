@@ -1,6 +1,8 @@
-"""What the journal alone says of a transaction, replayed from its events in order; and what else was seen of it. This
-is not the settler's state machine but a second reading of the same rules, so that neither hides the other's errors: the
-first recorded resolution of the right group wins, an end before the half message is nobody's."""
+"""What the journal alone says of a transaction, replayed from its events in order; and what else was seen of it.
+
+This is not the settler's state machine but a second reading of the same rules, so that neither hides the other's
+errors: the first recorded resolution of the right group wins, an end before the half message is nobody's.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,11 +31,14 @@ _DECISIONS = {COMMIT: OpState.COMMITTED, ROLLBACK: OpState.ROLLED_BACK}
 
 @dataclass(slots=True)
 class TransactionHistory:
-    """One transaction. `half`: its first half message that counts; `halves`: all of them. `decided`: the record that
-    decided it. `lost_ends`: ends that say something, with no half message before them. `foreign_ends`: ends by another
-    group. `checks`: all answers to checks; `check_times`: those that count; `most_checks`: the most of them in one
-    life, begun at `life_ms`. `given_up`: operators' acts to abandon it. `astray`: records of the internal topics in
-    queues that its id does not name. `remark`: the last one of its producer, with an end or the answer to a check."""
+    """One transaction.
+
+    `half`: its first half message that counts; `halves`: all of them. `decided`: the record that decided it.
+    `lost_ends`: ends that say something, with no half message before them. `foreign_ends`: ends by another group.
+    `checks`: all answers to checks; `check_times`: those that count; `most_checks`: the most of them in one life,
+    begun at `life_ms`. `given_up`: operators' acts to abandon it. `astray`: records of the internal topics in
+    queues that its id does not name. `remark`: the last one of its producer, with an end or the answer to a check.
+    """
 
     tx: str
     half: Event | None = None
@@ -220,8 +225,10 @@ class Match:
 
 
 def match(messages: Sequence[PreparedMessage], receipts: Sequence[ReceiptRow], visible: Sequence[Event]) -> Match:
-    """Takes the likeliest record for each message: first what is the same, then what is where the receipt says. Records
-    of a topic nobody asked for are taken last, so that one of them is not mistaken for the right one."""
+    """Takes the likeliest record for each message: first what is the same, then what is where the receipt says.
+
+    Records of a topic nobody asked for are taken last, so that one of them is not mistaken for the right one.
+    """
     known = [receipts[i] if len(receipts) == len(messages) else None for i in range(len(messages))]
     taken: list[Event | None] = [None] * len(messages)
     left = sorted(visible, key=lambda record: (record.topic, record.part, record.off))
@@ -269,8 +276,10 @@ def _is_at(record: Event, receipt: ReceiptRow) -> bool:
 
 
 def why_not_unpublished(story: TransactionHistory, scope: Scope) -> str | None:
-    """What speaks against it, or leaves it open; None: nothing was published. Without a recorded commit the journal is
-    proof enough: the bridge publishes nothing else."""
+    """What speaks against it, or leaves it open; None: nothing was published.
+
+    Without a recorded commit the journal is proof enough: the bridge publishes nothing else.
+    """
     if story.half is None:
         return "there is no half message"
     if story.visible or any(op.code == OpState.COMMITTED for op in (*story.ops, *story.astray)):

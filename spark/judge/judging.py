@@ -1,5 +1,7 @@
-"""From the fold's rows to findings, and producers' tables against transactions. What no receipt names is nobody's: a
-duplicate or a phantom looks like another producer's record."""
+"""From the fold's rows to findings, and producers' tables against transactions.
+
+What no receipt names is nobody's: a duplicate or a phantom looks like another producer's record.
+"""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -75,8 +77,10 @@ ON told.tx = seen.tx AND told.topic = seen.topic AND told.part = seen.part AND t
 
 def link_by_receipts(spark: SparkSession, window: Window, folder: Path, before: Sequence[Path]) -> None:
     """Adds the records that op messages name to the view `events`, as VISIBLE; `new_events` separates them from
-    others'. `before`: the folders of earlier runs, for records of their windows. Records were read by
-    `real_content_sql`."""
+    others'.
+
+    `before`: the folders of earlier runs, for records of their windows. Records were read by `real_content_sql`.
+    """
     spark.sql(_TOLD_SQL).createOrReplaceTempView("told")
     told = _without_deleted(spark.sql(_NEW_SQL), window)
     _check_hashed(told, spark.table("new_events"))
@@ -148,8 +152,10 @@ EVENT_ORDER = ("tx", "leg", "topic", "part", "off")  # as `by_transaction` wants
 
 @dataclass(slots=True)
 class Judged:
-    """What was found, and how many transactions had to be replayed event by event. `related`: transactions that
-    findings need."""
+    """What was found, and how many transactions had to be replayed event by event.
+
+    `related`: transactions that findings need.
+    """
 
     findings: list[Finding] = field(default_factory=list)
     repairs: list[dict[str, Any]] = field(default_factory=list)
@@ -223,8 +229,10 @@ def _tell_overtaking(tx: str, others: list[str], told: dict[str, list[Event]], s
 
 
 def find_misplaced(spark: SparkSession, scope: Scope, last: Window | None, before: Sequence[Finding]) -> list[Finding]:
-    """WRONG_PLACE: records in another partition than that of their key, where none was asked for. `last`: the window of
-    the last run; `before`: what was found then."""
+    """WRONG_PLACE: records in another partition than that of their key, where none was asked for.
+
+    `last`: the window of the last run; `before`: what was found then.
+    """
     earlier = Counter(place.topic for place in ({} if last is None else last.extents))
     taken_ms = 0 if last is None else last.taken_ms
     parts = Counter(place.topic for place in scope.extents)
@@ -318,7 +326,9 @@ WHERE {_COMMITTED}"""
 @dataclass(frozen=True, slots=True)
 class Compared:
     """What was read of which tables. `since_ms`: what was written before was left out, where rows have times.
-    `horizons`: by a record table's number, up to when records may have been deleted."""
+
+    `horizons`: by a record table's number, up to when records may have been deleted.
+    """
 
     tables: Sequence[Table]
     since_ms: int
@@ -339,7 +349,9 @@ def compare_rows(
     spark: SparkSession, compared: Compared, scope: Scope, before: Sequence[Path], *, is_read_first: bool
 ) -> list[Finding]:
     """TABLE_MISMATCH: at most one a transaction. `before`: folders of the runs that this one goes on from.
-    `is_read_first`: whether the first rows were read before the window's ends were noted."""
+
+    `is_read_first`: whether the first rows were read before the window's ends were noted.
+    """
     _show_views(spark, compared.tables, before)
     told = [one for tables, txs in _find_rowless(spark, compared, scope) for one in _tell_rowless(spark, tables, txs)]
     for rows in _in_batches(spark.sql("SELECT * FROM doubtful").sort("source", "tx", "key", "state")):

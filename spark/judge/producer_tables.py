@@ -1,5 +1,7 @@
 """The producers' own tables, read by JDBC: once before the window's ends are noted, once after. Why: `row_rules`.
-Landed are ids, hashes of keys, states, times, and what findings are to name a row by; nothing else is selected."""
+
+Landed are ids, hashes of keys, states, times, and what findings are to name a row by; nothing else is selected.
+"""
 
 import json
 import os
@@ -71,8 +73,10 @@ class ProducerTables:
         return findings
 
     def _find_since_ms(self, last: Path) -> int:
-        """What was written before was compared by the last run, or belongs to no transaction that is looked at now. 0:
-        all is read again, because other tables were compared, or because what did not agree must not be lost."""
+        """What was written before was compared by the last run, or belongs to no transaction that is looked at now.
+
+        0: all is read again, because other tables were compared, or because what did not agree must not be lost.
+        """
         path = last / _LISTED
         if not path.exists() or path.read_text(encoding="utf-8") != self._list():
             return 0

@@ -1,8 +1,10 @@
-"""TABLE_MISMATCH: rows of the producers' own tables against what Kafka says of their transactions. Pure. A half message
-is stored before the local transaction that belongs to it is committed. So what a row that was read before the journal's
-end was noted belongs to is in the journal, unless it was removed there; and what a transaction that was committed in
-the window belongs to is in a table that was read after it, unless it was removed there. No clock decides about either;
-clocks are asked only for what is old, with a day to spare."""
+"""TABLE_MISMATCH: rows of the producers' own tables against what Kafka says of their transactions. Pure.
+
+A half message is stored before the local transaction that belongs to it is committed. So what a row that was read
+before the journal's end was noted belongs to is in the journal, unless it was removed there; and what a transaction
+that was committed in the window belongs to is in a table that was read after it, unless it was removed there. No
+clock decides about either; clocks are asked only for what is old, with a day to spare.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -28,8 +30,10 @@ class Row(NamedTuple):
 def judge_row(
     table: Table, row: Row, stories: Sequence[TransactionHistory], scope: Scope, *, is_read_first: bool = True
 ) -> Found | None:
-    """What is wrong with a row; `stories`: what was read of the transactions it may belong to. `is_read_first`: whether
-    it was read before the window's ends were noted."""
+    """What is wrong with a row; `stories`: what was read of the transactions it may belong to.
+
+    `is_read_first`: whether it was read before the window's ends were noted.
+    """
     stories = [story for story in stories if fate_of(story) is not None]
     fates = {fate_of(story): story for story in reversed(stories)}
     committed = fates.get(OpState.COMMITTED)

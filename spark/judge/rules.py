@@ -355,8 +355,10 @@ def _parked_with_its_message(story: TransactionHistory, scope: Scope) -> Iterato
 
 
 def _checked_as_agreed(story: TransactionHistory, scope: Scope) -> Iterator[Found]:
-    """BAD_CHECK. An answer's append time less its latency is never before the moment it was asked. Without a latency it
-    may have been asked at any time before: a check that was fetched is leased for up to an hour."""
+    """BAD_CHECK. An answer's append time less its latency is never before the moment it was asked.
+
+    Without a latency it may have been asked at any time before: a check that was fetched is leased for up to an hour.
+    """
     half = story.half
     if half is None or not story.checks:
         return
@@ -380,8 +382,10 @@ def _checked_as_agreed(story: TransactionHistory, scope: Scope) -> Iterator[Foun
 
 
 def _without_half(story: TransactionHistory, scope: Scope) -> Iterator[Found]:
-    """ORPHAN, or UNPROVABLE where the half message may have been removed. A rollback alone is what a producer rightly
-    sends that does not know whether its half message is stored."""
+    """ORPHAN, or UNPROVABLE where the half message may have been removed.
+
+    A rollback alone is what a producer rightly sends that does not know whether its half message is stored.
+    """
     legs = (
         *_known(story.decided),
         *(end for end in story.lost_ends if end.code != ROLLBACK),
@@ -397,8 +401,10 @@ def _without_half(story: TransactionHistory, scope: Scope) -> Iterator[Found]:
 
 
 def _is_repeat_alone(story: TransactionHistory, scope: Scope) -> bool:
-    """Whether the half message that was read repeats, or may repeat, one before all that was read. Whatever had ended
-    has its op message written again after a repeat."""
+    """Whether the half message that was read repeats, or may repeat, one before all that was read.
+
+    Whatever had ended has its op message written again after a repeat.
+    """
     half, journal = story.half, scope.journal_of(story.tx)
     if journal is not None and any(op.half is not None and op.half < journal.start for op in story.ops):
         return True

@@ -1,6 +1,8 @@
-"""What a window adds up to, in SQL: books by group, control totals, fingerprints, times, ages. `new_events`: what was
-read now; `events`: that and what earlier windows left open; `transactions`: its fold. The same input gives the same
-result."""
+"""What a window adds up to, in SQL: books by group, control totals, fingerprints, times, ages.
+
+`new_events`: what was read now; `events`: that and what earlier windows left open; `transactions`: its fold.
+The same input gives the same result.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -48,8 +50,10 @@ WHERE sign = 1 OR state = 'committed' GROUP BY ALL"""
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The transactions that are in the window's books, and the names of their groups and topics. `rows`: by group,
-    topic, state, whether they were open before, and whether they are split."""
+    """The transactions that are in the window's books, and the names of their groups and topics.
+
+    `rows`: by group, topic, state, whether they were open before, and whether they are split.
+    """
 
     spark: SparkSession
     rows: Sequence[Row]
@@ -57,8 +61,10 @@ class Totals:
     topics: Mapping[int, str]
 
     def count_groups(self) -> dict[str, dict[str, int]]:
-        """By producer group: `opening` + `prepared` = the sum of all other columns, each transaction in one of them. A
-        transaction that ended before the window, and is here for a finding only, is in no book."""
+        """By producer group: `opening` + `prepared` = the sum of all other columns, each transaction in one of them.
+
+        A transaction that ended before the window, and is here for a finding only, is in no book.
+        """
         books: dict[str, dict[str, int]] = {}
         for name, row in sorted(((self._group_of(row), row) for row in self.rows), key=itemgetter(0)):
             _add(books.setdefault(name, dict.fromkeys(BOOK_COLUMNS, 0)), row, row.transactions)
@@ -66,7 +72,9 @@ class Totals:
 
     def count_topics(self) -> list[dict[str, Any]]:
         """By real topic and group, in messages: the columns of `count_groups`, and what is visible of the committed.
-        `is_equal`: the committed and the visible are as many, with the same sum of hashes, whatever their order."""
+
+        `is_equal`: the committed and the visible are as many, with the same sum of hashes, whatever their order.
+        """
         rows = [(self.topics[row.topic_id], row) for row in self.rows if not row.is_split]
         count = sum(row.transactions for row in self.rows if row.is_split)
         if count:
@@ -103,7 +111,9 @@ def _add(book: dict[str, Any], row: Row, number: int) -> None:
 
 def open_books(spark: SparkSession, window: Window, was_open: Sequence[str] = ()) -> Totals:
     """One pass over the transactions, view `booked`: those of them that are in the books; one over the names.
-    `was_open`: ended long ago, but in the books of the last window, for a repeated half message."""
+
+    `was_open`: ended long ago, but in the books of the last window, for a repeated half message.
+    """
     spark.sql(booked_sql(window, was_open)).createOrReplaceTempView("booked")
     named = spark.sql(f"""SELECT DISTINCT grp_id, grp, topic_id, messages.topic[0] AS topic
 FROM events WHERE leg = {Evidence.HALF}""").collect()
@@ -151,8 +161,10 @@ class PartitionStats:
 
 
 def is_header_missing(spark: SparkSession, look: PartitionStats, window: Window) -> bool:
-    """Whether op messages name records among those that were read now, and none of these names its transaction. Of what
-    compaction, or whoever made the topic anew, may have removed nothing is known."""
+    """Whether op messages name records among those that were read now, and none of these names its transaction.
+
+    Of what compaction, or whoever made the topic anew, may have removed nothing is known.
+    """
     told, visible, foreign = (any(row[name] for row in look.rows.values()) for name in ("told", "visible", "foreign"))
     if visible or not (told and foreign):
         return False

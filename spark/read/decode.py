@@ -1,6 +1,8 @@
-"""Kafka's records -> the envelope, as Arrow columns of many rows at once. `spark.read.formats` reads each. Every record
-becomes one row, so that rows and holes add up to the offsets read; what cannot be parsed is UNREADABLE, never an error
-of the job. Keys, values and headers go no further than this; hashes are those of `spark.read.envelope`."""
+"""Kafka's records -> the envelope, as Arrow columns of many rows at once. `spark.read.formats` reads each.
+
+Every record becomes one row, so that rows and holes add up to the offsets read; what cannot be parsed is UNREADABLE,
+never an error of the job. Keys, values and headers go no further than this; hashes are those of `spark.read.envelope`.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

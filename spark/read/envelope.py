@@ -1,6 +1,8 @@
-"""The envelope, one row an event, and what a window of them can prove. Hashes have 52 bits, so that thousands of them
-add up in 64. No key, value or header of a message is ever landed. `spark.read.decode` makes the rows; SQL that hashes
-what is elsewhere does it as is done there."""
+"""The envelope, one row an event, and what a window of them can prove.
+
+Hashes have 52 bits, so that thousands of them add up in 64. No key, value or header of a message is ever landed.
+`spark.read.decode` makes the rows; SQL that hashes what is elsewhere does it as is done there.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -21,14 +23,16 @@ class QueuePlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """What was read of a partition: from `start` to below `end`. `seen`: its end as noted before the journal's, so
-    everything below it was caused by journal records that were read. `first_ms`: timestamp of the first record, for
-    journal and op topic. `is_whole`: nothing before `start` was ever removed or left out. `is_compacted`: records may
-    vanish one by one. `has_append_time`: the topic's own clock overrules timestamps. `epoch`: the leader's, by which a
-    log that was cut below `end` is known however far it has grown since; `start_epoch`: that of the window that ended
-    where this one starts; -1: not noted. `given_up`: what lies below is of a log that an operator has given up, for
-    journal and op topic. `anew_ms`: until then the topic may have been another one of the same name, that was deleted
-    since; 0: none is known."""
+    """What was read of a partition: from `start` to below `end`.
+
+    `seen`: its end as noted before the journal's, so everything below it was caused by journal records that
+    were read. `first_ms`: timestamp of the first record, for journal and op topic. `is_whole`: nothing before
+    `start` was ever removed or left out. `is_compacted`: records may vanish one by one. `has_append_time`: the
+    topic's own clock overrules timestamps. `epoch`: the leader's, by which a log that was cut below `end` is known
+    however far it has grown since; `start_epoch`: that of the window that ended where this one starts; -1: not noted.
+    `given_up`: what lies below is of a log that an operator has given up, for journal and op topic. `anew_ms`: until
+    then the topic may have been another one of the same name, that was deleted since; 0: none is known.
+    """
 
     start: int
     end: int
@@ -49,8 +53,10 @@ class OffsetRange:
 
 @dataclass(frozen=True, slots=True)
 class GroupTimes:
-    """When and how often a group may be asked. The defaults are the bounds: they never accuse wrongly. `is_paused`:
-    nobody is asked now, and nothing is parked for its age."""
+    """When and how often a group may be asked. The defaults are the bounds: they never accuse wrongly.
+
+    `is_paused`: nobody is asked now, and nothing is parked for its age.
+    """
 
     transaction_timeout_ms: int = 1_000
     max_checks: int = 1_000
@@ -60,9 +66,11 @@ class GroupTimes:
 
 @dataclass(frozen=True, slots=True)
 class Tolerances:
-    """What may take its time before it is a finding. `settle_ms`: how old a recorded resolution may be without its op
-    message; `stale_ms`: what is added to a longest life; `slack_ms`: how far the brokers' clocks may differ;
-    `apart_ms`: how far those of others may be from theirs."""
+    """What may take its time before it is a finding.
+
+    `settle_ms`: how old a recorded resolution may be without its op message; `stale_ms`: what is added to a longest
+    life; `slack_ms`: how far the brokers' clocks may differ; `apart_ms`: how far those of others may be from theirs.
+    """
 
     settle_ms: int = 60_000
     stale_ms: int = 3_600_000
@@ -72,8 +80,10 @@ class Tolerances:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """A window. `now_ms`: when its offsets were noted, by which all ages are counted. `by_receipts`: records do not
-    name their transactions, and were found by the places that receipts name."""
+    """A window. `now_ms`: when its offsets were noted, by which all ages are counted.
+
+    `by_receipts`: records do not name their transactions, and were found by the places that receipts name.
+    """
 
     half_topic: str
     op_topic: str
@@ -99,14 +109,18 @@ class Scope:
         return own is not None and record.off < own.given_up
 
     def is_op_provable(self, decided: "Event") -> bool:
-        """Whether the op message of a recorded resolution, had there been one, would have been read. An owner writes
-        each day: where nothing is left it was not retention that removed it."""
+        """Whether the op message of a recorded resolution, had there been one, would have been read.
+
+        An owner writes each day: where nothing is left it was not retention that removed it.
+        """
         own = self.extents.get(QueuePlace(self.op_topic, decided.part))
         return own is None or own.is_whole or not own.first_ms or own.first_ms + self.graces.slack_ms <= decided.ms
 
     def is_provable(self, transaction_id: str) -> bool:
-        """Whether the half message, had there been one, would have been read. In a queue that there is not, it can only
-        have been before the whole journal was made anew."""
+        """Whether the half message, had there been one, would have been read.
+
+        In a queue that there is not, it can only have been before the whole journal was made anew.
+        """
         own = QueuePlace(self.half_topic, queue_of(transaction_id))
         queues = [own] if own in self.extents else [place for place in self.extents if place.topic == self.half_topic]
         return bool(queues) and all(self._reaches_back(queue, born_ms(transaction_id)) for queue in queues)
@@ -176,8 +190,10 @@ APPEND_TIME = 1  # `code` of a record in a real topic whose timestamp is the bro
 
 
 class PreparedMessage(NamedTuple):
-    """A prepared message: its topic, the partition and time asked for (None: none), hash of key, value, headers. `key`:
-    hash of the key, None if there is none."""
+    """A prepared message: its topic, the partition and time asked for (None: none), hash of key, value, headers.
+
+    `key`: hash of the key, None if there is none.
+    """
 
     topic: str
     part: int | None

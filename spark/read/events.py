@@ -88,8 +88,10 @@ class IngestedEvents:
 def land(
     spark: SparkSession, window: Window, landed: IngestedEvents, kafka: KafkaAccess, instead: Sequence[Path] = ()
 ) -> None:
-    """Reads Kafka once, or `instead` the window's part of what was landed in these folders. Views: `new_events`,
-    `carried` from before, and `events`: both."""
+    """Reads Kafka once, or `instead` the window's part of what was landed in these folders.
+
+    Views: `new_events`, `carried` from before, and `events`: both.
+    """
     path = landed.folder / EVENTS
     if instead:
         events = within(read_landed(spark, *(unit / EVENTS for unit in instead)), window)
@@ -116,8 +118,10 @@ class Late:
 
 
 def find_late(spark: SparkSession, landed: IngestedEvents) -> Late:
-    """The events of this window. Their events are in `events` from now on. The history is looked through only if there
-    is such a one, and only as far back as it may be."""
+    """The events of this window. Their events are in `events` from now on.
+
+    The history is looked through only if there is such a one, and only as far back as it may be.
+    """
     if not landed.before:
         return Late()
     strangers = [row.tx for row in spark.sql(_STRANGERS_SQL).collect()]
@@ -138,7 +142,9 @@ def find_late(spark: SparkSession, landed: IngestedEvents) -> Late:
 
 def fold_events(spark: SparkSession, landed: IngestedEvents, make_sql: Callable[[str], str]) -> Late:
     """View `transactions`: a row a transaction, computed once; those that `find_late` found, too, are folded again.
-    `make_sql`: the fold of a view of events."""
+
+    `make_sql`: the fold of a view of events.
+    """
     folded = spark.sql(make_sql("events")).persist()
     folded.createOrReplaceTempView("transactions")
     late = find_late(spark, landed)

@@ -1,6 +1,8 @@
-"""One record of an internal topic -> what it says, as strict as the bridge's own codecs, with no code of theirs. What
-they refuse is UNREADABLE here; what their settlers halt at is of another version. The formats are those of
-`docs/records.md`."""
+"""One record of an internal topic -> what it says, as strict as the bridge's own codecs, with no code of theirs.
+
+What they refuse is UNREADABLE here; what their settlers halt at is of another version. The formats are those of
+`docs/records.md`.
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,9 @@
-"""What to read, in numbers, noted once: nothing a run does later moves them. Upstream first: the real, op and parked
-topics are looked at, then the journal, then they once more. So everything below the first look was caused by journal
-records that are read, and whatever the journal decided had time to get below the second. All are last stable offsets:
-what no committed reader can see yet belongs to the next window."""
+"""What to read, in numbers, noted once: nothing a run does later moves them.
+
+Upstream first: the real, op and parked topics are looked at, then the journal, then they once more. So everything
+below the first look was caused by journal records that are read, and whatever the journal decided had time to get
+below the second. All are last stable offsets: what no committed reader can see yet belongs to the next window.
+"""
 
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
@@ -35,8 +37,10 @@ def take_window(
     kafka: Mapping[str, Any], internal: InternalTopics, wanted: Iterable[str], last: Window | None = None
 ) -> Window:
     """The window from the end of the `last` one (from the beginning, for what it does not name) to the present ends.
-    `kafka`: librdkafka's options. `wanted`: real topics; none: every topic of the cluster that is not internal. Raises
-    BadUsage, Indeterminate."""
+
+    `kafka`: librdkafka's options. `wanted`: real topics; none: every topic of the cluster that is not internal.
+    Raises BadUsage, Indeterminate.
+    """
     patience_ends = time.monotonic() + _TIMEOUT_S
     with _reached(kafka) as admin:
         while True:

@@ -76,8 +76,10 @@ class KafkaAccess:
 
 
 class _Range(NamedTuple):
-    """Offsets of one partition, what turns their records into the envelope, and where that is written. `epoch`: the
-    leader's when all before `start` was read; -1: not known."""
+    """Offsets of one partition, what turns their records into the envelope, and where that is written.
+
+    `epoch`: the leader's when all before `start` was read; -1: not known.
+    """
 
     topic: str
     part: int
@@ -89,9 +91,11 @@ class _Range(NamedTuple):
 
 
 def land_kafka(spark: SparkSession, window: Window, kafka: KafkaAccess, folder: Path) -> None:
-    """Writes the envelope of a window as Parquet, a file for each range; those that are there are kept. A filter in
-    each file tells which transactions it has nothing of. The topics are those of the window, before and after they are
-    read: their offsets mean nothing in others. Raises BadUsage, Indeterminate."""
+    """Writes the envelope of a window as Parquet, a file for each range; those that are there are kept.
+
+    A filter in each file tells which transactions it has nothing of. The topics are those of the window, before and
+    after they are read: their offsets mean nothing in others. Raises BadUsage, Indeterminate.
+    """
     from spark.read.offsets import check_topics  # noqa: PLC0415 - workers import this module, and have no bridge
 
     folder.mkdir(parents=True, exist_ok=True)

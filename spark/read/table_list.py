@@ -44,8 +44,10 @@ class JdbcLink(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Table:
     """A table. `groups`: each of their committed transactions has a row here, for `kept_days` (None: for ever).
+
     `column`: id or key; `topic`: where the key's messages go; `at_ms`: when a row was written, in milliseconds;
-    `shown`: what findings name a row by."""
+    `shown`: what findings name a row by.
+    """
 
     database: str
     name: str

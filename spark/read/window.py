@@ -1,5 +1,7 @@
-"""A window: what is read of which topic, in numbers, noted once. Written beside the report, so it can be read again. A
-unit is a folder with `events/` and, written last, `window.json`; one without it is not complete and not looked at."""
+"""A window: what is read of which topic, in numbers, noted once. Written beside the report, so it can be read again.
+
+A unit is a folder with `events/` and, written last, `window.json`; one without it is not complete and not looked at.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,7 +22,9 @@ WINDOW_FILE = "window.json"
 @dataclass(frozen=True, slots=True)
 class Window:
     """`taken_ms`: when the ends were noted. `extents`: of every partition of the three internal and the real topics.
-    `topic_ids`: Kafka's own, by which a topic that was made anew is known; empty where nobody has noted them."""
+
+    `topic_ids`: Kafka's own, by which a topic that was made anew is known; empty where nobody has noted them.
+    """
 
     half: str
     op: str
@@ -45,7 +49,9 @@ class Window:
 
     def with_times(self, times: Mapping[QueuePlace, tuple[int, int]]) -> "Window":
         """The same, knowing the timestamps of the first and the last record read of each queue of journal and op topic.
-        What was appended before the ends were noted cannot be younger than that: so a clock that is behind is seen."""
+
+        What was appended before the ends were noted cannot be younger than that: so a clock that is behind is seen.
+        """
         known = {place: both for place, both in times.items() if place.topic in {self.half, self.op}}
         journal = [(self.extents[place], last) for place, (_, last) in known.items() if place.topic == self.half]
         appended = [last for extent, last in journal if extent.has_append_time]
@@ -168,8 +174,10 @@ def window_of(unit: Path) -> Window:
 
 
 def find_landed(folder: Path, since: Starts | None = None, *, window: Window | None = None) -> IngestedWindow:
-    """All that is landed completely, from `since` on if it is given; or the units that hold `window`. Raises BadUsage
-    where something between was never landed, or is not there any more."""
+    """All that is landed completely, from `since` on if it is given; or the units that hold `window`.
+
+    Raises BadUsage where something between was never landed, or is not there any more.
+    """
     starts = (since or {}) if window is None else {place: extent.start for place, extent in window.extents.items()}
     units = complete_units(folder)
     if not units:

@@ -172,7 +172,9 @@ def make_summary(
     window: Window, measured: Measured, findings: Sequence[Finding], exit_code: int, closing: int | None = None
 ) -> dict[str, Any]:
     """`summary.json`; its schema is `templates/summary.schema.json`. `closing`: what the last run left not final.
-    `exit_code`: by the findings alone. Where not all that was left is found again nobody knows what became of it."""
+
+    `exit_code`: by the findings alone. Where not all that was left is found again nobody knows what became of it.
+    """
     groups = {name: _balance(book) for name, book in measured.books.items()}
     total = _balance({name: sum(book[name] for book in measured.books.values()) for name in BOOK_COLUMNS})
     standing = [finding for finding in findings if finding.state != CLEARED]

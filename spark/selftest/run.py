@@ -95,8 +95,10 @@ class Injector:
         return sorted(truth + self.finish())
 
     def write(self, tales: Iterable[Scenario]) -> list[tuple[str, str]]:
-        """Some of them, after what was late of those before; a batch is held at a time, and whatever is late. The young
-        ones come last, so that they still are when all is written."""
+        """Some of them, after what was late of those before; a batch is held at a time, and whatever is late.
+
+        The young ones come last, so that they still are when all is written.
+        """
         self._write_late()
         truth: list[tuple[str, str]] = []
         young: list[Scenario] = []

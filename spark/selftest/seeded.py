@@ -1,5 +1,7 @@
-"""What the self-test plants, and what it looks like in the bridge's formats. The stage takes the times it is given, so
-that a transaction can be a day old. Nothing is written here."""
+"""What the self-test plants, and what it looks like in the bridge's formats.
+
+The stage takes the times it is given, so that a transaction can be a day old. Nothing is written here.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

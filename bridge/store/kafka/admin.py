@@ -51,8 +51,10 @@ class _Opened:
 
 
 class Asker:
-    """Requests get the client and their time-out in seconds. A client that nobody has answered for too long is
-    replaced; `generation` counts them."""
+    """Requests get the client and their time-out in seconds.
+
+    A client that nobody has answered for too long is replaced; `generation` counts them.
+    """
 
     def __init__(self, config: KafkaConfig) -> None:
         self.errors = ClientErrors()

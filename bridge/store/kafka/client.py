@@ -152,7 +152,9 @@ class Silence:
 
     def go_on(self, about: Hashable = None, since: float | None = None) -> bool:
         """Nobody has answered a call that began then (now). Whether that has lasted for too long: replace the client.
-        Then all begins anew: so the next one has as long as this one had."""
+
+        Then all begins anew: so the next one has as long as this one had.
+        """
         now = self.now()
         first = self._since.setdefault(about, now if since is None else since)
         if now - first < self._limit_s:

@@ -81,8 +81,10 @@ class LookUpClient:
         self._consumer: Consumer | None = None
 
     async def get_range(self, queue: MessageQueue, start: int, end: int, max_count: int) -> Range:
-        """Up to `max_count` committed messages of [start, end), fewer where they are large. Raises StoreTimeout,
-        StoreUnavailable."""
+        """Up to `max_count` committed messages of [start, end), fewer where they are large.
+
+        Raises StoreTimeout, StoreUnavailable.
+        """
         give_up_at = self._give_up_at()
         wanted = range(start, end)
         return await self._thread.submit(
@@ -92,8 +94,10 @@ class LookUpClient:
     async def get_each(
         self, queue: MessageQueue, offsets: Sequence[int], max_bytes: int | None = None
     ) -> dict[int, StoredMessage]:
-        """The ascending offsets among these that hold a committed message, up to `max_bytes`; see MessageStore. Raises
-        StoreTimeout, StoreUnavailable."""
+        """The ascending offsets among these that hold a committed message, up to `max_bytes`; see MessageStore.
+
+        Raises StoreTimeout, StoreUnavailable.
+        """
         give_up_at = self._give_up_at()
         return await self._thread.submit(
             lambda: self._run(queue, lambda: self._read_each(queue, offsets, max_bytes, give_up_at))

@@ -57,8 +57,11 @@ class OffsetClient:
         self._waiting: dict[MessageQueue, asyncio.Task[QueueOffsets]] = {}
 
     async def get_offsets(self, queue: MessageQueue) -> QueueOffsets:
-        """Minimum, last stable and maximum offset. Raises StoreError. While a queue is being asked about, all who come
-        wait for the next asking together: what they get was asked for after they came."""
+        """Minimum, last stable and maximum offset. Raises StoreError.
+
+        While a queue is being asked about, all who come wait for the next asking together: what they get was
+        asked for after they came.
+        """
         shared = self._waiting.get(queue)
         if shared is None:
             before = self._running.get(queue)
@@ -86,9 +89,11 @@ class OffsetClient:
         return await self._find(queue, OffsetSpec.for_timestamp(max(timestamp_ms, 0)), _UNCOMMITTED)
 
     async def get_consume_offsets(self, group: str, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, Consumed]:
-        """What the group committed; -1 where nothing. Raises StoreError. A consumer asks, 60 ms with its beginning: an
-        admin client that gets NOT_COORDINATOR for this request ends the process with a segmentation fault (librdkafka
-        2.16, `rd_kafka_handle_OffsetFetch` without a group)."""
+        """What the group committed; -1 where nothing. Raises StoreError.
+
+        A consumer asks, 60 ms with its beginning: an admin client that gets NOT_COORDINATOR for this request ends
+        the process with a segmentation fault (librdkafka 2.16, `rd_kafka_handle_OffsetFetch` without a group).
+        """
         places = await self._asker.run(lambda _, __: self._ask_coordinator(group, queues))
         if (error := next((place.error for place in places if place.error is not None), None)) is not None:
             raise make_store_error(error)
@@ -166,9 +171,12 @@ class OffsetClient:
     async def _ask_leader(
         self, queue: MessageQueue, spec: OffsetSpec, isolation: IsolationLevel
     ) -> ListOffsetsResultInfo | KafkaException:
-        """Asks when the client knows the leader. A question for a leader it does not know is followed up by two of its
-        threads at once, and ends the process if anybody's answer about topics comes meanwhile (librdkafka 2.16,
-        `rd_kafka_topic_partition_list_query_leaders_async`)."""
+        """Asks when the client knows the leader.
+
+        A question for a leader it does not know is followed up by two of its threads at once, and ends the process
+        if anybody's answer about topics comes meanwhile (librdkafka 2.16,
+        `rd_kafka_topic_partition_list_query_leaders_async`).
+        """
         if not self._knows_leader(queue):
             # all topics, as a request that names one could create it; once for all who wait. Raises StoreError
             if self._look is None:
@@ -268,8 +276,10 @@ class KafkaGroupMember:
         return queue_id in self._owned
 
     async def put_consume_offset(self, queue: MessageQueue, offset: int, note: str = "") -> None:
-        """Commits plainly, as a member: while a group has members Kafka takes it from nobody else. Raises
-        StoreUnavailable for a queue that is being taken away: whoever holds it is to let go."""
+        """Commits plainly, as a member: while a group has members Kafka takes it from nobody else.
+
+        Raises StoreUnavailable for a queue that is being taken away: whoever holds it is to let go.
+        """
         future: asyncio.Future[None] = self._loop.create_future()
         self._commits.append(_Commit([TopicPartition(*queue, offset, note)], future))
         if self.is_closed or queue.queue_id in self._unreleased:  # whoever takes it away from now on finds the above

@@ -139,7 +139,9 @@ def check_user_options(options: Mapping[str, OptionValue]) -> None:
 @dataclass(slots=True)
 class ClientErrors:
     """What a client complained of last, for health. A client says so itself when it is lost for good: `fatal`.
-    `last_error`: None again once something has worked."""
+
+    `last_error`: None again once something has worked.
+    """
 
     last_error: str | None = None
     last_error_monotonic_ms: int = 0

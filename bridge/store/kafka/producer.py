@@ -48,8 +48,11 @@ class Finished(deque["PutCall"]):
 
 
 class PutCall:
-    """The messages of one call, and one answer for all of them. Reports are counted by the polling thread alone,
-    `_expected` by the loop's alone; each looks at both after its own step, so one of them sees the end, or both."""
+    """The messages of one call, and one answer for all of them.
+
+    Reports are counted by the polling thread alone, `_expected` by the loop's alone; each looks at both after
+    its own step, so one of them sees the end, or both.
+    """
 
     __slots__ = (
         "_answer",
@@ -170,9 +173,11 @@ def _make_result(report: Report) -> PutResult:
 
 
 class AppendClient:
-    """Puts messages and answers when Kafka has. Made inside the event loop it serves. `cleared`: complaints that end
-    when something is written, also those of another client of the same brokers, which may rest for long and would
-    complain of them all the time."""
+    """Puts messages and answers when Kafka has. Made inside the event loop it serves.
+
+    `cleared`: complaints that end when something is written, also those of another client of the same brokers, which
+    may rest for long and would complain of them all the time.
+    """
 
     def __init__(
         self,
@@ -214,9 +219,11 @@ class AppendClient:
         return future
 
     def put_then(self, messages: Sequence[Message], give: Give) -> None:
-        """Gives one result for each message, same order. Never raises for a broker's answer. A refused message takes
-        the others of its request with it; those are sent again, each alone, and so may come after later ones of the
-        same call."""
+        """Gives one result for each message, same order. Never raises for a broker's answer.
+
+        A refused message takes the others of its request with it; those are sent again, each alone, and so may come
+        after later ones of the same call.
+        """
         if self._is_closing or not messages:
             give([CLOSED] * len(messages))
             return
@@ -243,8 +250,10 @@ class AppendClient:
         return self._make_producer(append_options(self._config, self.errors, self._manner))
 
     def _enqueue(self, call: PutCall, messages: Sequence[Message], start: int) -> int:
-        """Hands messages to the client; returns how far it came before the client's queue was full. `produce` keeps the
-        GIL, 4-5 us a message: nothing would be won by calling it elsewhere."""
+        """Hands messages to the client; returns how far it came before the client's queue was full.
+
+        `produce` keeps the GIL, 4-5 us a message: nothing would be won by calling it elsewhere.
+        """
         with self._swap:
             return self._hand_over(call, messages, start)
 

@@ -50,9 +50,11 @@ def no_limit(_: str) -> int | None:
 
 
 def split_rounds(messages: Sequence[Message], limit_of: LimitOf) -> list[list[Message]]:
-    """Rounds to be sent one after the other; order within each queue is kept. The client fills requests up to one size,
-    whatever the topic, and a topic that takes less refuses such a request whole. Of each queue of such a topic a round
-    holds no more than one request may; all others go with the first."""
+    """Rounds to be sent one after the other; order within each queue is kept.
+
+    The client fills requests up to one size, whatever the topic, and a topic that takes less refuses such a request
+    whole. Of each queue of such a topic a round holds no more than one request may; all others go with the first.
+    """
     limits = {topic: limit_of(topic) for topic in {message.topic for message in messages}}
     small = {topic: limit for topic, limit in limits.items() if limit is not None and limit < REQUEST_BYTES}
     if not small:
@@ -146,8 +148,10 @@ class _Reports:
 
 
 class TransactionalProducer:
-    """Writes batches. Raises BatchAborted after a clean abort; after anything else it must be closed. `limit_of`: bytes
-    that a request to a topic may have."""
+    """Writes batches. Raises BatchAborted after a clean abort; after anything else it must be closed.
+
+    `limit_of`: bytes that a request to a topic may have.
+    """
 
     def __init__(
         self,
@@ -175,9 +179,11 @@ class TransactionalProducer:
             raise make_fatal(error_of(raised)) from raised
 
     def write(self, batch: AtomicBatch) -> BatchResult:
-        """The batch, committed. Once more if the client fails it for a reason of its own: after a refused message it
-        has lost count of the sequence numbers of that queue, notices that with the next batch, and asks for an abort
-        and a new epoch."""
+        """The batch, committed.
+
+        Once more if the client fails it for a reason of its own: after a refused message it has lost count of
+        the sequence numbers of that queue, notices that with the next batch, and asks for an abort and a new epoch.
+        """
         try:
             return self._write(batch)
         except _Purged:

@@ -54,8 +54,10 @@ class TransactionCoordinator:
         return self._by_id.get(transactional_id)
 
     def init(self, transactional_id: str, timeout_ms: int) -> tuple[int, int]:
-        """A new epoch of the id: fences the old one and aborts what it has open. Raises LogError
-        CONCURRENT_TRANSACTIONS while markers of the last Kafka transaction are missing."""
+        """A new epoch of the id: fences the old one and aborts what it has open.
+
+        Raises LogError CONCURRENT_TRANSACTIONS while markers of the last Kafka transaction are missing.
+        """
         known = self._by_id.get(transactional_id)
         if known is None:
             known = self._by_id[transactional_id] = ProducerRegistration(
@@ -269,8 +271,10 @@ class GroupCoordinator:
             self._rebalance(name)
 
     def _rebalance(self, name: str) -> None:
-        """Free queues are given out, queues too many are revoked. Members that stand still keep what they have until
-        their session runs out."""
+        """Free queues are given out, queues too many are revoked.
+
+        Members that stand still keep what they have until their session runs out.
+        """
         group = self._group(name)
         for topic in dict.fromkeys(member.topic for member in group.members.values()):
             members = [m for m in group.members.values() if m.topic == topic]

@@ -1,5 +1,7 @@
-"""The way from a client to the log: requests and answers are delayed, doubled and lost, and clients frozen. With the
-log's answers "no", in Kafka's words, and what they mean to the ports."""
+"""The way from a client to the log: requests and answers are delayed, doubled and lost, and clients frozen.
+
+With the log's answers "no", in Kafka's words, and what they mean to the ports.
+"""
 
 import asyncio
 import heapq
@@ -104,8 +106,10 @@ class Waiters:
 
 
 class Agenda:
-    """Due actions in order of time, run by whoever touches the log next: no task of its own, so no leak and no race. A
-    late action sees the time at which it was due, as if somebody had been there."""
+    """Due actions in order of time, run by whoever touches the log next: no task of its own, so no leak and no race.
+
+    A late action sees the time at which it was due, as if somebody had been there.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -198,9 +202,11 @@ class Step(NamedTuple):
 
 
 class Fate(NamedTuple):
-    """What becomes of a request: milliseconds until it arrives and until its answer is back; None: never. `again_ms`:
-    the same request arrives once more so much later, and nobody gets the answer: the retry hidden in a client, or the
-    delayed original whose retry was the one that was answered."""
+    """What becomes of a request: milliseconds until it arrives and until its answer is back; None: never.
+
+    `again_ms`: the same request arrives once more so much later, and nobody gets the answer: the
+    retry hidden in a client, or the delayed original whose retry was the one that was answered.
+    """
 
     request_ms: int | None = 0
     answer_ms: int | None = 0
@@ -304,8 +310,10 @@ class Link:
                 self._thawed.discard(future)
 
     async def call(self, step: Step, request: Callable[[], T], timeout_ms: int, lane: Hashable = None) -> T:
-        """Sends a request and gives its answer. Requests of one lane arrive in order. Raises LogError as answered,
-        NoAnswerError when nothing came in time."""
+        """Sends a request and gives its answer. Requests of one lane arrive in order.
+
+        Raises LogError as answered, NoAnswerError when nothing came in time.
+        """
         await self.pause()
         fate = PASSES if self._faults is None else await self._faults.before(step)
         self.agenda.run_due()

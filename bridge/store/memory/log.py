@@ -137,9 +137,12 @@ def _is_expired(partition: Partition, index: int, now_ms: int) -> bool:
 
 
 def compact(partition: Partition, now_ms: int) -> None:
-    """Keeps the last record of each key, its offset and the order. Never touches the active segment, anything from the
-    last stable offset on, or a segment with a record younger than the compaction lag. A tombstone goes when it has been
-    the last one for the topic's delete retention."""
+    """Keeps the last record of each key, its offset and the order.
+
+    Never touches the active segment, anything from the last stable offset on, or a segment with a
+    record younger than the compaction lag. A tombstone goes when it has been the last one for the
+    topic's delete retention.
+    """
     end = _find_cleanable_end(partition, now_ms)
     last = {
         record.stored.key: record.stored.queue_offset
