@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from bridge.core.record import SEEN_LIMIT_MS
+from bridge.core.record import is_too_late
 
 DOUBT_MS = 120_000  # as long as what has ended is remembered
 
@@ -90,7 +90,7 @@ class KafkaTime(OwnerTime):
     def observe(self, stored_ms: int) -> None:
         """An append time was seen. One that was read late may set the time back too far, until the next one."""
         at = self.clock.monotonic_ms()
-        if self.now_ms() - stored_ms > SEEN_LIMIT_MS:
+        if is_too_late(stored_ms, self.now_ms()):
             self._doubted_at_ms = at
             if at - self._agreed_at_ms > DOUBT_MS:
                 self._begin(stored_ms)

@@ -450,8 +450,7 @@ def _describe(fault: Fault) -> str:
 
 def _scale_times() -> None:
     """How long repeats are recognised, a tenth of what it is, as `node.SETTLER` has it: a run lasts 20 s."""
-    record.SEEN_LIMIT_MS = clock.SEEN_LIMIT_MS = 3_000
-    admission.NOTE_LIMIT_MS, admission._RENEW_MS, clock.DOUBT_MS = 6_000, 1_000, 12_000
+    record.SEEN_LIMIT_MS, admission.NOTE_LIMIT_MS, admission._RENEW_MS, clock.DOUBT_MS = 3_000, 6_000, 1_000, 12_000
 
 
 def simulate(schedule: Schedule, make: Callable[[Schedule], World] | None = None) -> Run:
