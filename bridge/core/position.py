@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from bridge.core.errors import HaltKind, QueueHalted
 from bridge.core.op_message import LogStart, LogTopics, Position
 from bridge.core.pending_table import UNMARKED, PendingTable
@@ -29,7 +31,7 @@ def put_packed(chunks: Chunks, offset: int, stored_ms: int, raw_id: bytes) -> No
     chunks[-1] += _ENTRY.pack(offset, stored_ms, raw_id)
 
 
-class QueueEntry(NamedTuple):
+class QueueEntry(Struct, frozen=True, gc=False):
     """An offset, an append time, an id."""
 
     offset: int
@@ -251,14 +253,14 @@ class LowWatermarks:
                 yield transaction_id
 
     def _holds_journal(self, entry: QueueEntry) -> bool:
-        half, _, transaction_id = entry
+        half, transaction_id = entry.offset, entry.transaction_id
         t = self._live.get(transaction_id)
         if t is not None:
             return t.half == half and transaction_id not in self._bounds
         return self._rows.count > 0 and self._rows.find(transaction_id) == (half, UNMARKED)
 
     def _holds_op(self, mark: QueueEntry) -> bool:
-        bound, _, transaction_id = mark
+        bound, transaction_id = mark.offset, mark.transaction_id
         known = self._bounds.get(transaction_id)
         if known is None and self._rows.count:
             found = self._rows.find(transaction_id)
