@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from api.web.json import MAX_DEPTH, read_strict
+
 MAX_MESSAGES = 100
 MAX_BATCH = 1_000
 GROUP_PATTERN = "^[A-Za-z0-9._-]{1,120}$"
@@ -162,3 +164,74 @@ class Resolutions(Struct, forbid_unknown_fields=True):
 
 class Nothing(Struct, forbid_unknown_fields=True):
     """No body, or an empty object."""
+
+
+# --- their members that were certainly given, counted, and the colons in their texts ---
+# Null where it means the same as nothing is not counted.
+
+
+def count_end(body: EndTransaction) -> int:
+    """Of an end."""
+    group, remark = body.producer_group, body.remark
+    count = 0 if group is None else 1 + group.count(":")
+    return count if remark is None else count + 1 + remark.count(":")
+
+
+def count_prepare(body: Prepare, depth: int) -> int:
+    """Of a prepare. `depth`: of a message's value."""
+    count = 2
+    for message in body.messages:
+        count += _count_message(message, depth)
+    if body.ordering_key is not None:
+        count += 1 + body.ordering_key.count(":")
+    if body.idempotency_key is not None:
+        count += 1 + body.idempotency_key.count(":")
+    if body.check_immunity_seconds is not None:
+        count += 1
+    if body.max_checks is not None:
+        count += 1
+    return count + 1 if body.max_lifetime_seconds is not None else count
+
+
+def _count_message(body: Message, depth: int) -> int:
+    count = 1
+    key, value = body.key, body.value
+    if isinstance(key, str):
+        count += 1 + key.count(":")
+    elif key is None:
+        count += 1
+    if isinstance(value, Raw):
+        count += 1 + _count_value(body, bytes(value), depth)
+    if body.partition is not None:
+        count += 1
+    if body.timestamp_ms is not None:
+        count += 1
+    if body.key_base64 is not UNSET:
+        count += 1
+    if body.value_base64 is not UNSET:
+        count += 1
+    if body.headers is not UNSET:
+        count += _count_headers(body.headers)
+    return count if body.headers_base64 is UNSET else count + _count_headers(body.headers_base64)
+
+
+def _count_headers(headers: Headers | UnsetType) -> int:
+    """An object's names could be given twice: it counts as nothing."""
+    if not isinstance(headers, list):
+        return 0
+    return 1 + sum([name.count(":") + (0 if text is None else text.count(":")) for name, text in headers])
+
+
+def _count_value(body: Message, value: bytes, depth: int) -> int:
+    """An object or array is read strictly, and made compact. `depth`: its depth."""
+    if value[:1] in b"{[":
+        body.value = Raw(read_strict(value, MAX_DEPTH - depth))
+    return value.count(b":")
+
+
+def count_resolution(item: ResolutionItem) -> int:
+    """Of one of many ends."""
+    count = 2 + (item.producer_group is not None)
+    if item.nonce is not None:
+        count += 1 + item.nonce.count(":")
+    return count if item.remark is None else count + 1 + item.remark.count(":")

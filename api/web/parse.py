@@ -24,6 +24,9 @@ from api.web.bodies import (
     PrepareBatch,
     ResolutionItem,
     Resolutions,
+    count_end,
+    count_prepare,
+    count_resolution,
 )
 from api.web.bodies import Message as MessageBody
 from api.web.json import MAX_DEPTH, WINDOW, escape_pointer, read_strict, read_strict_in_steps
@@ -68,20 +71,21 @@ def parse_prepare(
     raw: bytes, max_headers: int, *, header_key: str | None = None, is_published: bool = False
 ) -> PrepareCall:
     """A prepare, or a publish. `header_key`: the `Idempotency-Key` header. Raises Rejected."""
-    body = read_plain_prepare(raw) or decode_body(read_strict(raw), _prepare)
-    return _make_prepare(body, max_headers, header_key, is_published=is_published)
+    plain = read_plain_prepare(raw, max_headers, header_key, is_published=is_published)
+    if plain is not None:
+        return plain
+    return _make_prepare(decode_body(read_strict(raw), _prepare), max_headers, header_key, is_published=is_published)
 
 
 def parse_prepare_batch(raw: bytes, max_headers: int, *, is_published: bool = False) -> list[PrepareCall | Problem]:
     """Every transaction of a batch, or what is wrong with it. Raises Rejected if it is no batch."""
+    plain = read_plain_prepares(raw, max_headers, is_published=is_published)
+    if plain is not None:
+        return [*plain]
     calls: list[PrepareCall | Problem] = []
-    items: Sequence[Prepare | msgspec.Raw] = (
-        read_plain_prepares(raw) or decode_body(read_strict(raw), _prepare_batch).transactions
-    )
-    for index, item in enumerate(items):
+    for index, item in enumerate(decode_body(read_strict(raw), _prepare_batch).transactions):
         try:
-            body = item if isinstance(item, Prepare) else decode_body(item, _prepare)
-            calls.append(_make_prepare(body, max_headers, None, is_published=is_published))
+            calls.append(_make_prepare(decode_body(item, _prepare), max_headers, None, is_published=is_published))
         except Rejected as rejected:
             calls.append(rejected.problem.at(f"/transactions/{index}"))
     return calls
@@ -92,7 +96,7 @@ def parse_end(raw: bytes, transaction_id: str, resolution: Resolution) -> EndCal
     check_transaction_id(transaction_id, "?transaction_id")
     if not raw:
         return EndCall(transaction_id, resolution)
-    body = _read(raw, _end, _count_end) or decode_body(read_strict(raw), _end)
+    body = _read(raw, _end, count_end) or decode_body(read_strict(raw), _end)
     if body.producer_group is not None:
         check_group(body.producer_group, "/producer_group")
     check_property(body.remark, "/remark")
@@ -106,13 +110,13 @@ def parse_resolution(raw: bytes) -> EndCall | NoncedEnd:
 
 def parse_resolutions(raw: bytes) -> list[EndCall | NoncedEnd | Problem]:
     """Every resolution of a batch, or what is wrong with it. Raises Rejected if it is no batch."""
+    plain = read_plain_resolutions(raw)
+    if plain is not None:
+        return [*plain]
     calls: list[EndCall | NoncedEnd | Problem] = []
-    items: Sequence[ResolutionItem | msgspec.Raw] = (
-        read_plain_resolutions(raw) or decode_body(read_strict(raw), _resolutions).resolutions
-    )
-    for index, item in enumerate(items):
+    for index, item in enumerate(decode_body(read_strict(raw), _resolutions).resolutions):
         try:
-            calls.append(make_resolution(item if isinstance(item, ResolutionItem) else decode_body(item, _resolution)))
+            calls.append(make_resolution(decode_body(item, _resolution)))
         except Rejected as rejected:
             calls.append(rejected.problem.at(f"/resolutions/{index}"))
     return calls
@@ -279,21 +283,24 @@ _all_prepares = msgspec.json.Decoder(_Prepares)
 _all_resolutions = msgspec.json.Decoder(_Resolutions)
 
 
-def read_plain_prepare(raw: bytes) -> Prepare | None:
-    """A prepare whose values are compact."""
-    return _read(raw, _prepare, partial(_count_prepare, depth=_DEPTH_OF_VALUE))
+def read_plain_prepare(
+    raw: bytes, max_headers: int, header_key: str | None = None, *, is_published: bool = False
+) -> PrepareCall | None:
+    """A prepare in which nothing is wrong."""
+    plain = _PlainPrepares(max_headers, header_key, is_published=is_published)
+    return plain.calls[0] if _read(raw, _prepare, plain.add) else None
 
 
-def read_plain_prepares(raw: bytes) -> list[Prepare] | None:
+def read_plain_prepares(raw: bytes, max_headers: int, *, is_published: bool = False) -> list[PrepareCall] | None:
     """A batch in which nothing is wrong."""
-    batch = _read(raw, _all_prepares, _count_prepares)
-    return None if batch is None else batch.transactions
+    plain = _PlainPrepares(max_headers, None, is_published=is_published)
+    return plain.calls if _read(raw, _all_prepares, plain.add_all) else None
 
 
-def read_plain_resolutions(raw: bytes) -> list[ResolutionItem] | None:
+def read_plain_resolutions(raw: bytes) -> list[EndCall | NoncedEnd] | None:
     """A batch in which nothing is wrong."""
-    batch = _read(raw, _all_resolutions, _count_resolutions)
-    return None if batch is None else batch.resolutions
+    calls: list[EndCall | NoncedEnd] = []
+    return calls if _read(raw, _all_resolutions, partial(_end_all, calls=calls)) else None
 
 
 def _read(raw: bytes, decoder: "msgspec.json.Decoder[T]", count: Callable[[T], int]) -> T | None:
@@ -308,80 +315,66 @@ def _read(raw: bytes, decoder: "msgspec.json.Decoder[T]", count: Callable[[T], i
         return None
 
 
-def _count_end(body: EndTransaction) -> int:
-    group, remark = body.producer_group, body.remark
-    count = 0 if group is None else 1 + group.count(":")
-    return count if remark is None else count + 1 + remark.count(":")
+class _PlainPrepares:
+    """Calls made of bodies as their members are counted."""
+
+    def __init__(self, max_headers: int, header_key: str | None, *, is_published: bool) -> None:
+        self.calls: list[PrepareCall] = []
+        self._max_headers = max_headers
+        self._header_key = header_key
+        self._is_published = is_published
+
+    def add_all(self, batch: _Prepares) -> int:
+        return 1 + sum([self.add(item, _DEPTH_OF_VALUE + 2) for item in batch.transactions])
+
+    def add(self, body: Prepare, depth: int = _DEPTH_OF_VALUE) -> int:
+        """What is counted; one message with no more than key and value in a third of the time. Raises Rejected."""
+        only = body.messages[0]
+        if (
+            len(body.messages) > 1
+            or not (only.headers is only.headers_base64 is only.key_base64 is only.value_base64 is UNSET)
+            or not (only.partition is only.timestamp_ms is body.max_checks is body.max_lifetime_seconds is None)
+            or not (self._header_key is body.ordering_key is None and body.check_immunity_seconds is None)
+        ):
+            count = count_prepare(body, depth)
+            self.calls.append(_make_prepare(body, self._max_headers, self._header_key, is_published=self._is_published))
+            return count
+        count, key, value, idempotency_key = 3, only.key, None, body.idempotency_key
+        if isinstance(key, str):
+            count += 1 + key.count(":")
+        elif key is None:
+            count += 1
+        if isinstance(only.value, Raw):
+            value = bytes(only.value)
+            if value[:1] == b'"':
+                value = value[1:-1]
+            elif value[:1] in b"{[":
+                value = read_strict(value, MAX_DEPTH - depth)
+            elif value == b"null":
+                value = None
+            count += 1 if value is None else 1 + value.count(b":")
+        if idempotency_key is not None:
+            count += 1 + idempotency_key.count(":")
+        message = Message(only.topic, key.encode() if isinstance(key, str) else None, value)
+        call = PrepareCall(body.producer_group, [message], None, idempotency_key, None, None, None, self._is_published)
+        self.calls.append(call)
+        return count
 
 
-def _count_prepares(batch: _Prepares) -> int:
-    return 1 + sum([_count_prepare(item, _DEPTH_OF_VALUE + 2) for item in batch.transactions])
-
-
-def _count_prepare(body: Prepare, depth: int) -> int:
-    """The members that were certainly given, and the colons in their texts.
-
-    Null where it means the same as nothing is not counted.
-    """
-    count = 2
-    for message in body.messages:
-        count += _count_message(message, depth)
-    if body.ordering_key is not None:
-        count += 1 + body.ordering_key.count(":")
-    if body.idempotency_key is not None:
-        count += 1 + body.idempotency_key.count(":")
-    if body.check_immunity_seconds is not None:
-        count += 1
-    if body.max_checks is not None:
-        count += 1
-    return count + 1 if body.max_lifetime_seconds is not None else count
-
-
-def _count_message(body: MessageBody, depth: int) -> int:
+def _end_all(batch: _Resolutions, *, calls: list[EndCall | NoncedEnd]) -> int:
+    """Adds the calls; what is counted. Raises Rejected."""
     count = 1
-    key, value = body.key, body.value
-    if isinstance(key, str):
-        count += 1 + key.count(":")
-    elif key is None:
-        count += 1
-    if isinstance(value, msgspec.Raw):
-        count += 1 + _count_value(body, bytes(value), depth)
-    if body.partition is not None:
-        count += 1
-    if body.timestamp_ms is not None:
-        count += 1
-    if body.key_base64 is not UNSET:
-        count += 1
-    if body.value_base64 is not UNSET:
-        count += 1
-    if body.headers is not UNSET:
-        count += _count_headers(body.headers)
-    return count if body.headers_base64 is UNSET else count + _count_headers(body.headers_base64)
-
-
-def _count_headers(headers: Headers | UnsetType) -> int:
-    """An object's names could be given twice: it counts as nothing."""
-    if not isinstance(headers, list):
-        return 0
-    return 1 + sum([name.count(":") + (0 if text is None else text.count(":")) for name, text in headers])
-
-
-def _count_value(body: MessageBody, value: bytes, depth: int) -> int:
-    """An object or array is read strictly, and made compact. `depth`: its depth."""
-    if value[:1] in b"{[":
-        body.value = msgspec.Raw(read_strict(value, MAX_DEPTH - depth))
-    return value.count(b":")
-
-
-def _count_resolutions(batch: _Resolutions) -> int:
-    return 1 + sum([_count_resolution(item) for item in batch.resolutions])
-
-
-def _count_resolution(item: ResolutionItem) -> int:
-    count = 2 + (item.producer_group is not None)
-    if item.nonce is not None:
-        count += 1 + item.nonce.count(":")
-    return count if item.remark is None else count + 1 + item.remark.count(":")
+    for item in batch.resolutions:
+        transaction_id, word, group = item.transaction_id, item.resolution, item.producer_group
+        if item.nonce is item.remark is None and isinstance(word, str) and is_transaction_id(transaction_id):
+            if group is not None:
+                check_group(group, "/producer_group")
+            count += 2 if group is None else 3
+            calls.append(EndCall(transaction_id, _WORDS[word], group))
+        else:
+            count += count_resolution(item)
+            calls.append(make_resolution(item))
+    return count
 
 
 # --- large bodies, read in short steps with the same results: first the whole document, then its parts ---
