@@ -284,10 +284,12 @@ class Admission:
         """Why calls are refused, by place. Groups last: a refused call makes none. `new_group`: of those made here."""
         pace, rooms = Pace(STEP_COST), dict[tuple[str, str], int]()
         for call in calls:
-            if not (self._is_usual(call, rooms) or self.is_admitted(call, rights)):
+            only = call.messages[0] if len(call.messages) == 1 else _NO_MESSAGE
+            about = call.group, only.topic
+            is_known = _is_usual(call, only) and count_record_bytes(only) <= rooms.get(about, 0)
+            if not (is_known or self.is_admitted(call, rights)):
                 return await self._examine(calls, rights, deadline, new_group)
-            only = call.messages[0]
-            if (about := (call.group, only.topic)) not in rooms:
+            if about not in rooms:
                 rooms[about] = min(self.limits.max_message_bytes, self._destinations.find_room(only.topic))
             if pace.spend(find_cost(call)):
                 await self.turns.take()
@@ -306,20 +308,6 @@ class Admission:
             and refuse_prepare(rights, call) is None
             and refuse_call(call, self.limits, is_known=True) is None
             and self._destinations.check(call.messages) is None
-        )
-
-    @staticmethod
-    def _is_usual(call: PrepareCall, rooms: Mapping[tuple[str, str], int]) -> bool:
-        """Whether nothing speaks against it, as another call of its list was admitted. `rooms`: how large records of
-        such a group and topic may be."""
-        only = call.messages[0] if len(call.messages) == 1 else _NO_MESSAGE
-        if only.queue_id != BY_KEY or only.timestamp_ms is not None or call.ordering_key is not None:
-            return False
-        key = call.idempotency_key
-        return (
-            (not only.headers or find_bad_header(only.headers) is None)
-            and count_record_bytes(only) <= rooms.get((call.group, only.topic), 0)
-            and (key is None or _is_key(key) is not None)
         )
 
     def is_refused_as_new(self, call: PrepareCall, rights: Rights, answer: object) -> bool:
@@ -409,6 +397,18 @@ class Admission:
                 _LOG.warning("group_not_looked_up", reason=str(error))
             refused[group] = refuse_unavailable("the producer group could not be looked up")
         return refused
+
+
+def _is_usual(call: PrepareCall, only: Message) -> bool:
+    """Whether nothing speaks against a call of one message, as another one of its list was admitted."""
+    key, headers = call.idempotency_key, only.headers
+    return (
+        only.queue_id == BY_KEY
+        and only.timestamp_ms is None
+        and call.ordering_key is None
+        and (not headers or find_bad_header(headers) is None)
+        and (key is None or _is_key(key) is not None)
+    )
 
 
 def refuse_prepare(rights: Rights, call: PrepareCall) -> Refused | None:

@@ -43,6 +43,7 @@ _RANDOM_BITS = 74
 _VOID = "the journal took too long twice; repeat the call"
 _REUSED = Refused(RefusalCode.IDEMPOTENCY_KEY_REUSED, "the key was used with other content")
 _NO_MESSAGE = Message("")  # stands for several
+_NO_SETTINGS = (None, None, None, None, None)
 _PUT_OK, _PREPARED = PutStatus.PUT_OK, TransactionState.PREPARED  # Python finds the members of an enum only slowly
 
 
@@ -97,6 +98,7 @@ class Preparer:
         # if a settler may still know another one, then the record says what the answer says
         self._find_timeout_s = admission.directory.find_timeout_s
         self._ids = IdRun(0, 0)
+        self._queues = [MessageQueue(journal.topics.half, n) for n in range(journal.topics.queues)]
 
     async def prepare(
         self,
@@ -121,8 +123,10 @@ class Preparer:
         born_ms = self.kafka_time.clock.now_ms()
         first = self._take_ids(born_ms, len(calls))
         timeouts = {group: self._find_timeout_s(group) for group in {call.group for call in calls}}
-        if not any(refused) and all(map(_is_plain, calls)):  # then a put is all they need, and wait for
-            return await self._prepare_plain(calls, (self._ids, first), born_ms, timeouts, deadline)
+        if not any(refused):
+            plain = await self._prepare_plain(calls, (self._ids, first), born_ms, timeouts, deadline)
+            if plain is not None:
+                return plain
         batch = _Batch(self, refused, deadline)
         seen_ms = 0 if first_try_ms is None else min(self.kafka_time.now_ms(), first_try_ms)
         drafts: list[_Draft] = []
@@ -177,11 +181,13 @@ class Preparer:
         born_ms: int,
         timeouts: Mapping[str, int | None],
         deadline: Deadline,
-    ) -> list[PrepareAnswer]:
-        """What most calls are: no look-up, no waiter. The records and answers are those of a `_Batch`."""
+    ) -> list[PrepareAnswer] | None:
+        """What most calls are: no look-up, no waiter; as a `_Batch` does it. None if one of them needs more."""
         stored, messages = list[_Stored](), list[Message]()
         pace, (ids, bits) = Pace(STEP_COST), numbers
         for call in calls:
+            if not _is_plain(call):
+                return None
             if pace.spend(find_cost(call)):
                 await self.admission.turns.take()
             half, told = self._make_plain(call, ids, bits, born_ms, timeouts[call.group])
@@ -189,7 +195,8 @@ class Preparer:
             stored.append(told)
             bits += 1
         results = await self.append(messages, deadline)
-        return [self.tell(*pair) for pair in zip(stored, results, strict=True)]
+        waits = {about: self.find_first_wait_ms(*about) for about in {(told[1], told[3]) for told in stored}}
+        return [self.tell(told, put, waits[told[1], told[3]]) for told, put in zip(stored, results, strict=True)]
 
     def begin(
         self, call: PrepareCall, wait_ms: int, answer: Callable[[PrepareAnswer], None], rights: Rights = EVERYTHING
@@ -221,8 +228,9 @@ class Preparer:
     ) -> tuple[Message, _Stored]:
         (only,), group, immunity_s = call.messages, call.group, call.immunity_s
         queue_id = self._choose_queue(call, bits)
-        transaction_id, queue = ids.make_id(queue_id, bits), MessageQueue(self.journal.topics.half, queue_id)
-        if timeout_s is None and _is_bare(call):
+        transaction_id, queue = ids.make_id(queue_id, bits), self._queues[queue_id]
+        settings = timeout_s, call.ordering_key, immunity_s, call.max_checks, call.max_lifetime_s
+        if settings == _NO_SETTINGS:  # then the record has no more to say than the messages
             ordering_hash = hash_effective_key(group, only.topic, None, only.key)
             half = encode_plain_half(transaction_id, group, born_ms, only, ordering_hash, queue)
         else:
@@ -242,12 +250,13 @@ class Preparer:
         reach(FaultPoint.PREPARE_UNSENT)
         self.journal.put(messages, land)
 
-    def tell(self, stored: "_Stored", put: PutResult) -> PrepareAnswer:
-        """The answer to what was put."""
-        if (refused := refuse_put(put, stored[0])) is not None:
+    def tell(self, stored: "_Stored", put: PutResult, first_wait_ms: int | None = None) -> PrepareAnswer:
+        """The answer to what was put. `first_wait_ms`: as `find_first_wait_ms` has it."""
+        if put.status is not _PUT_OK and (refused := refuse_put(put, stored[0])) is not None:
             return refused
         transaction_id, group, born_ms, immunity_s, queue_id = stored
-        first_ms = (put.stored_ms if put.stored_ms > 0 else born_ms) + self.find_first_wait_ms(group, immunity_s)
+        wait_ms = self.find_first_wait_ms(group, immunity_s) if first_wait_ms is None else first_wait_ms
+        first_ms = (put.stored_ms if put.stored_ms > 0 else born_ms) + wait_ms
         return Prepared(transaction_id, group, _PREPARED, born_ms, first_ms, queue_id, put.queue_offset)
 
     def tell_known(self, view: TransactionView, immunity_s: int | None) -> PrepareAnswer:
@@ -272,8 +281,10 @@ class Preparer:
         return _Draft(index, call, half, queue_id, key is not None or call.is_published)
 
     def _choose_queue(self, call: PrepareCall, bits: int) -> int:
+        if len(self._queues) == 1:
+            return 0
         placing_key = choose_placing_key(call.ordering_key, call.messages[0].key, bits.to_bytes(16))
-        return choose_half_queue(hash_ordering_key(placing_key), self.journal.topics.queues)
+        return choose_half_queue(hash_ordering_key(placing_key), len(self._queues))
 
 
 class _Batch:
@@ -452,12 +463,6 @@ class _LonePrepare(LoneCall[PrepareAnswer]):
 def _is_plain(call: PrepareCall) -> bool:
     """Whether an append is all that the call needs, and waits for."""
     return call.idempotency_key is None and not call.is_published and len(call.messages) == 1
-
-
-def _is_bare(call: PrepareCall) -> bool:
-    """Whether the record has no more to say than the messages."""
-    settings = call.ordering_key, call.immunity_s, call.max_checks, call.max_lifetime_s
-    return settings == (None, None, None, None)
 
 
 def _make_half(
