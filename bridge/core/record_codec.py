@@ -88,7 +88,7 @@ def encode_end(end: EndRecord, topic: str, queue_id: int) -> Message:
     transaction_id, source = end.transaction_id, end.source
     letter = "P" if source is _PRODUCER else source.value
     text = (
-        f"KIND\x01E\x02UNIQ_KEY\x01{transaction_id}\x02V\x011\x02RES\x01{end.resolution!s}\x02SRC\x01{letter}\x02"
+        f"KIND\x01E\x02UNIQ_KEY\x01{transaction_id}\x02V\x011\x02RES\x01{end.resolution._value_!s}\x02SRC\x01{letter}\x02"
         f"BORN\x01{end.born_ms!s}\x02"
     )
     if end.group is not None:

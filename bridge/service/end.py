@@ -45,7 +45,7 @@ _COMMITTED, _ROLLED_BACK = TransactionState.COMMITTED, TransactionState.ROLLED_B
 _COMMIT, _UNKNOWN = Resolution.COMMIT, Resolution.UNKNOWN
 _BY_PRODUCER, _DECIDE = Source.PRODUCER, Verb.DECIDE
 _REFUSED, _OTHER_GROUP = PutStatus.REFUSED, RefusalCode.PRODUCER_GROUP_MISMATCH
-_ACKED = FaultPoint.END_ACKED  # for lists, and for calls that are alone
+_UNSENT, _ACKED, _HEARD = FaultPoint.END_UNSENT, FaultPoint.END_ACKED, FaultPoint.END_HEARD
 _STEP_RECORDS = 256  # are made in about a millisecond
 
 
@@ -68,12 +68,11 @@ class Ender:
     ) -> Sequence[TransactionView | Accepted | Refused]:
         """The settled view, the same for every repeat; Accepted with Wait.DURABLE, once the end cannot be lost."""
         deadline = Deadline.after(self._clock, wait_ms)
-        scoped = calls if rights is EVERYTHING else scope_ends(rights, calls)
-        allowed = [call for call in scoped if isinstance(call, EndCall)]
         end = self.settle if wait is Wait.SETTLED else self._accept
-        made = await end(allowed, deadline)
         if rights is EVERYTHING:
-            return made
+            return await end(calls, deadline)
+        scoped = scope_ends(rights, calls)
+        made = await end([call for call in scoped if isinstance(call, EndCall)], deadline)
         answers = iter([hide_others(rights, answer) for answer in made])
         return [next(answers) if isinstance(call, EndCall) else call for call in scoped]
 
@@ -91,11 +90,10 @@ class Ender:
         deadline: Deadline,
     ) -> list[T | Refused]:
         refused = [self._check(call) for call in calls]
+        if calls and not any(refused):
+            return await make(calls, deadline)
         possible = [call for call, refusal in zip(calls, refused, strict=True) if refusal is None]
-        made = await make(possible, deadline) if possible else []
-        if len(made) == len(calls):
-            return made
-        answers = iter(made)
+        answers = iter(await make(possible, deadline) if possible else [])
         return [next(answers) if refusal is None else refusal for refusal in refused]
 
     def _check(self, call: EndCall) -> Refused | None:
@@ -171,7 +169,7 @@ class Ender:
             await wait.until(deadline)
         finally:
             wait.close()
-        return [refused.get(place) or heard for place, heard in enumerate(wait.heard)]
+        return [refused.get(place) or heard for place, heard in enumerate(wait.heard)] if refused else [*wait.heard]
 
     async def _find_forgotten(
         self, calls: Sequence[EndCall], answers: Sequence[Settled | None], deadline: Deadline
@@ -270,12 +268,12 @@ def _make_record(call: EndCall, request: str | None, topic: str, born_ms: int) -
         call.remark,
     )
     message = encode_end(record, topic, queue_of(call.transaction_id))
-    reach(FaultPoint.END_UNSENT)
+    reach(_UNSENT)
     return message
 
 
 def _read_reply(call: EndCall, heard: ReceivedReply | Refused | None) -> Settled | None:
-    reach(FaultPoint.END_HEARD)
+    reach(_HEARD)
     if isinstance(heard, ReceivedReply):
         return answer_end(call, heard)
     return heard or refuse_unknown(call.transaction_id)
@@ -291,6 +289,8 @@ def _refuse_lookup(refused: Refused) -> Refused:
 def answer_end(call: EndCall, heard: ReceivedReply) -> TransactionView | Refused | None:
     """The answer to an end that its queue's owner has decided; None if the owner does not know the transaction."""
     view, code = heard.view, heard.code
+    if code is None and view is not None:  # as usual
+        return compare_end(call, view)
     if view is None or code is AnswerCode.UNKNOWN_TRANSACTION:
         return None
     if code is AnswerCode.GROUP_MISMATCH:
@@ -305,7 +305,7 @@ def compare_end(call: EndCall, view: TransactionView) -> TransactionView | Refus
     """The recorded state as the answer to an end: a repeat gets the same answer, a contradiction the recorded state."""
     if call.group is not None and call.group != view.group:
         return _refuse_group(call.transaction_id)
-    if view.is_unproven:
+    if view.given_up_ms is not None and view.is_unproven:
         return refuse_given_up(view)
     resolution, state = call.resolution, view.state
     if state is (_COMMITTED if resolution is _COMMIT else _ROLLED_BACK) or resolution is _UNKNOWN:

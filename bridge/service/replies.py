@@ -61,15 +61,17 @@ class ReplyBatch:
         if not self._left:
             self.done.set_result(None)
 
-    def hear(self, index: int, heard: ReceivedReply) -> None:
-        """The reply to one of the calls."""
+    def hear(self, index: int, heard: ReceivedReply | None) -> None:
+        """The reply to one of the calls; None: there will be none."""
         self.heard[index] = heard
-        self._count_down()
+        self._left -= 1
+        if not self._left and not self.done.done():
+            self.done.set_result(None)
 
     def drop(self, index: int) -> None:
         """Nobody waits for this one any more."""
         if self.waiters.discard(self.transaction_ids[index], self.requests[index]):
-            self._count_down()
+            self.hear(index, None)
 
     async def until(self, deadline: Deadline) -> None:
         """Returns when all are answered or dropped, or at the deadline; leaves no waiter behind either way."""
@@ -83,11 +85,6 @@ class ReplyBatch:
         if self._left:
             for index in range(len(self.requests)):
                 self.drop(index)
-
-    def _count_down(self) -> None:
-        self._left -= 1
-        if not self._left and not self.done.done():
-            self.done.set_result(None)
 
 
 class Hearer(Protocol):
@@ -160,7 +157,7 @@ class PendingReplies:
 
     def hear_state(self, view: TransactionView, requests: Sequence[str]) -> None:
         """A state of an id: final ones wake all that wait for the id, others those they name; SPLIT wakes nobody."""
-        if _is_interim(view):
+        if view.blocked and _is_interim(view):
             return
         is_final = view.state is _COMMITTED or view.state is _ROLLED_BACK
         self._wake(view.transaction_id, ReceivedReply(None, view), requests, is_for_all=is_final)
