@@ -405,9 +405,15 @@ def show(answer: Prepared | TransactionView | Accepted, headers: Sequence[tuple[
 def _render(answer: Prepared | TransactionView | Accepted) -> tuple[int, Shown]:
     """Status and body: 201 for PREPARED only, 202 for what is decided but not yet visible, else 200."""
     if isinstance(answer, Prepared):
-        born, first = show_time(answer.born_ms), show_time(answer.first_check_ms)
-        place = answer.queue_id, answer.queue_offset
-        return 201, PreparedAnswer(answer.transaction_id, answer.group, answer.state, born, first, *place)
+        return 201, PreparedAnswer(
+            answer.transaction_id,
+            answer.group,
+            answer.state,
+            show_time(answer.born_ms),
+            show_time(answer.first_check_ms),
+            answer.queue_id,
+            answer.queue_offset,
+        )
     if isinstance(answer, Accepted):
         return 202, render_accepted(answer)
     return 202 if answer.blocked else 200, render_transaction(answer)
@@ -466,7 +472,8 @@ async def show_all(
             elif isinstance(answer, Refused):
                 shown.append(problem_item(problem_of(answer).at(pointer.format(index)), request_id))
             else:
-                shown.append(item(*_render(answer)))
+                status, body = _render(answer)
+                shown.append(item(status, body))
         if pace.spend(sum(map(len, shown[start:]))):
             await turns.take()
     return shown

@@ -124,9 +124,8 @@ class Ender:
 
         ids = [call.transaction_id for call in calls]
         heard = await self.ask(ids, encode, deadline, _ACKED)
-        return await self._find_forgotten(
-            calls, [_read_reply(*pair) for pair in zip(calls, heard, strict=True)], deadline
-        )
+        answers = [_read_reply(call, told) for call, told in zip(calls, heard, strict=True)]
+        return await self._find_forgotten(calls, answers, deadline)
 
     def begin(
         self, call: EndCall, wait_ms: int, answer: Callable[[Settled], None], rights: Rights = EVERYTHING

@@ -316,7 +316,7 @@ class _QueueTail:
         return WatchedReader(ports.owners, ports.store, ports.clock, self._queue, self._next_offset)
 
     def _hear(self, messages: Iterable[StoredMessage]) -> None:
-        waiters = self._ports.waiters
+        waiters, open_sealed, queue_id = self._ports.waiters, self._ports.seal_watch.open, self._queue.queue_id
         wanted, prefix = waiters.by_id, waiters.prefix
         for message in messages:
             key, value = message.key, message.value
@@ -324,7 +324,7 @@ class _QueueTail:
                 continue
             if key not in wanted and key != POSITION_KEY and not (key == ANSWERS_KEY and prefix in value):
                 continue  # most of them: for others
-            opened = self._ports.seal_watch.open(self._queue.queue_id, message)
+            opened = open_sealed(queue_id, message)
             if opened is None:
                 continue
             try:
@@ -333,7 +333,8 @@ class _QueueTail:
                 elif key == ANSWERS_KEY:
                     waiters.hear_answers(decode_answers(opened))
                 else:
-                    waiters.hear_state(*decode_view(key.decode(), opened))
+                    view, requests = decode_view(key.decode(), opened)
+                    waiters.hear_state(view, requests)
             except (MalformedRecord, UnknownRecordVersion) as error:
                 # its callers get "unknown" at their deadline; the owner of the queue halts or quarantines
                 _LOG.warning("op_message_unreadable", queue=self._queue.queue_id, reason=type(error).__name__)
