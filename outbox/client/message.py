@@ -68,10 +68,18 @@ class _Writer:
             return self.write({field.name: getattr(value, field.name) for field in fields(value)})
         write_itself = getattr(type(value), "model_dump_json", None)
         if callable(write_itself):
+            _load_fields(value)
             return str(write_itself(value))
         if self._encoder is not None:
             return self.write(self._encoder(value))
         raise InvalidMessage(f"{type(value).__name__} has no form in JSON: give {_FORMS}, or an encoder")
+
+
+def _load_fields(model: object) -> None:
+    """A model of SQLModel writes only what is loaded, nothing at all after a commit: SQLAlchemy loads at each look."""
+    if hasattr(type(model), "_sa_class_manager"):
+        for name in getattr(type(model), "model_fields", ()):
+            getattr(model, name)
 
 
 def _write_number(value: float | Decimal) -> str:
