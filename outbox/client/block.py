@@ -52,7 +52,11 @@ def load_guards() -> Any:  # noqa: ANN401 - a module
 
 
 class LocalSession(Protocol):
-    """SQLAlchemy's Session or Connection, or anything alike."""
+    """SQLAlchemy's Session or Connection, or anything alike.
+
+    One of another kind may have `watch_savepoints(note_lost, count)`, called when a block begins: it then calls
+    `note_lost` at each roll back of a savepoint in which `count()`, the messages that were sent, has grown.
+    """
 
     def commit(self) -> object:
         """Commits the local transaction."""
@@ -107,6 +111,8 @@ class LocalWork:
         """
         if self._guard is not None:
             self._guard.arm(note_lost, measure=count)
+        elif callable(watch := getattr(self._session, "watch_savepoints", None)):
+            watch(note_lost, count)
 
     @property
     def is_moved(self) -> bool:

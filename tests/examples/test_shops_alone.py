@@ -258,3 +258,46 @@ except LocalCommitUnknown:
     print(Order.objects.count(), TransactionRecord.objects.count())
 """
     assert run_django(tmp_path, bridge, script) == "0 0\n"
+
+
+def test_message_sent_in_a_savepoint_of_django_goes_with_it(tmp_path: Path, bridge: CannedServer) -> None:
+    """`atomic` in the block is one: its order is rolled back, and its message would tell of nothing."""
+    script = """
+import django
+django.setup()
+from django.core.management import call_command
+from django.db import IntegrityError
+from django.db.transaction import atomic
+call_command("migrate", verbosity=0)
+from outbox import Misuse
+from store.bridging import AtomicSession, bridge
+from store.models import Order
+def place(transaction, order_id):
+    with atomic():
+        with atomic():
+            transaction.send("orders.created", key=order_id)
+        Order.objects.create(order_id=order_id, cents=10)
+def take_over(*order_ids):
+    with AtomicSession() as session, bridge.transaction(session) as transaction:
+        for order_id in order_ids:
+            try:
+                place(transaction, order_id)
+            except IntegrityError:
+                pass
+try:
+    take_over("1", "2", "2")
+except Misuse:
+    print(Order.objects.count())
+with AtomicSession() as session, bridge.transaction(session) as transaction:
+    place(transaction, "1")
+    try:
+        with atomic():
+            Order.objects.create(order_id="1", cents=10)
+    except IntegrityError:
+        Order.objects.get_or_create(order_id="2", defaults={"cents": 10})
+print(transaction.result.is_settled, Order.objects.count())
+"""
+    view = {"transaction_id": _PLACED, "producer_group": "django-orders", "state": "COMMITTED", "receipts": []}
+    bridge.answer("POST", "/v1/resolutions", 200, {"results": [{"status": 200, **view}]})
+    assert run_django(tmp_path, bridge, script) == "0\nTrue 2\n"
+    assert [asked.path for asked in bridge.asked] == ["/v1/transactions", "/v1/resolutions"]

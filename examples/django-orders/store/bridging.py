@@ -6,11 +6,13 @@ with AtomicSession() as session, bridge.transaction(session) as transaction:
 """
 
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from django.conf import settings
-from django.db import IntegrityError, router
+from django.db import IntegrityError, connections, router
 from django.db.transaction import atomic, on_commit
 from sqlalchemy import create_engine
 
@@ -29,10 +31,26 @@ class AtomicSession:
         self._atomic = atomic(self.using, durable=True)
         self._is_open = False
         self._is_committed = False
+        self._watch = ExitStack()
+        self._sent_before: dict[str, int] = {}  # by savepoint
+
+    def watch_savepoints(self, note_lost: Callable[[], None], count: Callable[[], int]) -> None:
+        """What was sent in one that is rolled back tells of rows that are gone: the block says so, and rolls back."""
+
+        def watch(execute: Callable[..., Any], sql: str, *rest: object) -> Any:  # noqa: ANN401 - a cursor's result
+            command, _, name = sql.rpartition(" ")
+            if command == "SAVEPOINT":
+                self._sent_before[name] = count()
+            elif command == "ROLLBACK TO SAVEPOINT" and count() > self._sent_before[name]:
+                note_lost()
+            return execute(sql, *rest)
+
+        self._watch.enter_context(connections[self.using].execute_wrapper(watch))
 
     def commit(self) -> None:
         """As leaving the block: what `on_commit` was told runs. Raises HookFailed if that fails: all is committed."""
         self._is_open = False
+        self._watch.close()
         try:
             self._atomic.__exit__(None, None, None)
         except Exception as error:
@@ -45,6 +63,7 @@ class AtomicSession:
         """As an exception in the block. After an end it changes nothing."""
         if self._is_open:
             self._is_open = False
+            self._watch.close()
             error = RolledBack()
             self._atomic.__exit__(RolledBack, error, None)
 

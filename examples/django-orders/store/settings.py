@@ -20,6 +20,7 @@ DATABASES = {
         "NAME": os.environ.get("DATABASE_FILE", str(BASE_DIR / "orders.db")),
         # WAL: or checks could not read while an order is being committed
         "OPTIONS": {"timeout": 10, "transaction_mode": "IMMEDIATE", "init_command": "PRAGMA journal_mode=WAL"},
+        "TEST": {"NAME": str(BASE_DIR / "test.db")},  # in memory, as Django has it else, no check could look
         "ATOMIC_REQUESTS": False,  # the local transaction is the block of bridge.transaction
     }
 }
