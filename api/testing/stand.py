@@ -6,6 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,6 +38,7 @@ from bridge.store.memory.store import MemoryCluster
 from bridge.store.message_store import MessageStore, TopicAdmin
 from bridge.store.op_topic import begin_queues
 from bridge.topology import migrate_topics, start_seals
+from checker.call import CheckCaller, EndpointCall, EndpointReply
 from checker.endpoint_guard import CallbackPolicy, parse_networks
 from checker.http_caller import HttpCaller
 
@@ -159,6 +161,36 @@ class _MovableTimer:
         self._timers.discard(self)
         if self._handle is not None:
             self._handle.cancel()
+
+
+class WatchedCaller(CheckCaller):
+    """CheckCaller that can be waited for: its calls take the machine's time, wherever the bridge's is moved."""
+
+    def __init__(self, caller: CheckCaller) -> None:
+        self._caller = caller
+        self._under_way = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def call(self, call: EndpointCall) -> EndpointReply:
+        self._under_way += 1
+        self._idle.clear()
+        try:
+            return await self._caller.call(call)
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._idle.set()
+
+    async def close(self) -> None:
+        await self._caller.close()
+
+    async def wait_answered(self, most_s: float) -> None:
+        """Returns when what has been asked is answered, and the answers have gone on to the journal."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), most_s)
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
 
 
 class TrueDate:
@@ -364,6 +396,7 @@ class KafkaStand(Stand):
 
 
 _HURRY_MS = 50
+_ANSWERS_S = 2.0  # longer, and it may be the caller himself who cannot answer before this returns
 
 
 class MemoryStand(Stand):
@@ -383,8 +416,9 @@ class MemoryStand(Stand):
         return self._reader.admin
 
     async def move(self, for_ms: int) -> None:
-        """What is due in so much time is done or under way."""
+        """What is due in so much time is done; of checks that nobody answers, under way."""
         await self._clock.move(for_ms)
+        await self._caller.wait_answered(_ANSWERS_S)
 
     async def move_to(self, until_ms: int) -> None:
         """The same, up to a time of the bridge's clock."""
@@ -400,7 +434,8 @@ class MemoryStand(Stand):
         database = open_new_database(self._folder)
         networks = CallbackPolicy(parse_networks(LOOPBACK))
         # an empty context: certificates take long to load, and nothing but loopback is called
-        caller = HttpCaller(networks, self._clock, ssl_context=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+        http = HttpCaller(networks, self._clock, ssl_context=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+        self._caller = caller = WatchedCaller(http)
         process = MemoryProcess(self._cluster, "bridge")
         backing = Backing(
             process.store, process.owners, process.admin, database, self._clock, lambda: caller,

@@ -2,7 +2,7 @@
 
 from collections.abc import Coroutine, Sequence
 from inspect import iscoroutinefunction
-from typing import Any, NoReturn, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, Unpack
 
 from outbox.client.block import (
     AsyncLocalSession,
@@ -38,21 +38,25 @@ T = TypeVar("T")
 class _Blocking:
     """`async with` is for the other face."""
 
-    async def __aenter__(self) -> NoReturn:
-        raise Misuse(f"{type(self).__name__} is entered by `with`; AsyncBridge is for `async with`")
+    if not TYPE_CHECKING:  # so that mypy and pyright say it before it is run
 
-    async def __aexit__(self, *_: object) -> None:
-        """Never entered."""
+        async def __aenter__(self) -> NoReturn:
+            raise Misuse(f"{type(self).__name__} is entered by `with`; AsyncBridge is for `async with`")
+
+        async def __aexit__(self, *_: object) -> None:
+            """Never entered."""
 
 
 class _Awaited:
     """`with` is for the other face."""
 
-    def __enter__(self) -> NoReturn:
-        raise Misuse(f"{type(self).__name__} is entered by `async with`")
+    if not TYPE_CHECKING:
 
-    def __exit__(self, *_: object) -> None:
-        """Never entered."""
+        def __enter__(self) -> NoReturn:
+            raise Misuse(f"{type(self).__name__} is entered by `async with`")
+
+        def __exit__(self, *_: object) -> None:
+            """Never entered."""
 
 
 class Transaction(_Blocking, TransactionBlock):

@@ -212,6 +212,9 @@ class LoopConnection:
 
     async def close(self) -> None:
         """Takes nothing new, waits for what is under way, cuts off what takes too long."""
+        if self._loop is None:  # nothing ever was; under trio it has been refused, and that is told
+            self.lifetime.close(lambda: None)
+            return
         loop, idle = asyncio.get_running_loop(), asyncio.Event()
         self.lifetime.close(lambda: _set_in(loop, idle))
         with suppress(TimeoutError):

@@ -172,11 +172,11 @@ class OutboxBridge:
         return self._apps.enter_context(AppServer(app)).url
 
     def answer_checks(self, producer_group: str, answer: Answer | AsyncAnswer) -> str:
-        """Answers the group's checks as the application's endpoint would; where.
+        """Answers the group's checks as the application's endpoint would; where. Settings of `create_group` stay.
 
         `answer`: as for CheckHandler or AsyncCheckHandler, such as `TransactionRecord().answers(engine)`.
         """
-        secret = self.create_group(producer_group)
+        secret = self.create_group(producer_group, **self._checks.get(producer_group, {}))
         url = self.serve(CheckApp(_make_handler(secret, answer)))
         self.set_endpoint(producer_group, url)
         return url
@@ -199,7 +199,9 @@ class OutboxBridge:
                     del waiting[name]
             for name in [*waiting][:1]:
                 told = self._read_silence(name)
-                assert told == silence[name], f"nobody has answered the check of {name}: {told[-1]}"
+                if told != silence[name]:
+                    why, where = told[-1]["failure"], told[-1].get("endpoint", "nowhere")
+                    raise AssertionError(f"nobody has answered the check of {name}: {why}, from {where}")
                 assert time.monotonic() < deadline, f"{name} was not asked about in {wait_seconds:g} s"
             time.sleep(_LOOK_INTERVAL_S)
         return [self.get(view.transaction_id) for view in pending]
@@ -254,9 +256,7 @@ class OutboxBridge:
         )
 
     def _list(self, state: TransactionState, group: str | None) -> list[TransactionView]:
-        """Lists may be a moment old, a 404 is not: each queue's is waited for."""
-        for queue_id in range(_QUEUES):
-            self._http.get(f"/v1/transactions/{queue_id:02}{'7' * 25}0")
+        self._await_decided()
         wanted = {"state": state.value, "limit": "500", **({"producer_group": group} if group else {})}
         found: list[str] = []
         cursor: str | None = ""
@@ -267,6 +267,11 @@ class OutboxBridge:
             found += [listed["transaction_id"] for listed in page["transactions"]]
             cursor = page.get("next")
         return [self.get(transaction_id) for transaction_id in found]
+
+    def _await_decided(self) -> None:
+        """Lists may be a moment old, a 404 is not: each queue's is waited for."""
+        for queue_id in range(_QUEUES):
+            self._http.get(f"/v1/transactions/{queue_id:02}{'7' * 25}0")
 
     def _assert_askable(self, group: str) -> None:
         told = self._call("GET", f"/v1/producer-groups/{group}")
@@ -289,11 +294,12 @@ class MemoryOutboxBridge(OutboxBridge):
     """On an in-memory log: opened in milliseconds, empty for each test, and its time can be moved."""
 
     def let_time_pass(self, seconds: float) -> None:
-        """As if so much time had passed for the bridge: what is due by then is done or under way.
+        """As if so much time had passed for the bridge: what is due by then is done, its answers too.
 
         The machine's clock goes on as it did. Ten minutes take some seconds: much is done every second.
         """
         self._process.ask("move", for_ms=round(seconds * 1_000))
+        self._await_decided()
 
     def _await_due(self, due: datetime) -> None:
         self._process.ask("move_to", until_ms=round(due.timestamp() * 1_000) + 1)
@@ -313,6 +319,7 @@ class KafkaOutboxBridge(OutboxBridge):
     @contextmanager
     def for_one_test(self) -> Iterator[None]:
         """What other tests left pending or published is not seen; what this one serves ends with it."""
+        self._checks.clear()
         self._earlier = frozenset()
         self._earlier = frozenset(view.transaction_id for view in (*self.pending(), *self.parked()))
         self._seen = {name: self._find(name) for name in self._seen}

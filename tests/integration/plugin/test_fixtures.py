@@ -136,6 +136,36 @@ def test_used_up_checks_park(outbox_bridge):
     assert [view.transaction_id for view in outbox_bridge.parked()] == [prepared.transaction_id]
 
 
+def test_settings_of_a_group_stay_when_its_checks_are_answered(outbox_bridge):
+    from outbox import Bridge, Message, Resolution
+    from outbox.check_handler import from_callable
+
+    outbox_bridge.create_topic("orders.created")
+    outbox_bridge.create_group("shop", max_checks=2)
+    outbox_bridge.answer_checks("shop", from_callable(lambda checks: [Resolution.UNKNOWN for _ in checks]))
+    with Bridge(outbox_bridge.url, "shop") as bridge:
+        bridge.prepare(Message("orders.created", value="x"))
+    outbox_bridge.let_time_pass(100)
+    assert [view.check_times for view in outbox_bridge.parked()] == [2]
+
+
+def test_what_is_due_is_answered_when_time_has_passed(outbox_bridge):
+    import time
+    from outbox import Bridge, Message, Resolution
+    from outbox.check_handler import from_callable
+
+    def answer(checks):
+        time.sleep(0.2)
+        return [Resolution.COMMIT for _ in checks]
+
+    outbox_bridge.create_topic("orders.created")
+    outbox_bridge.answer_checks("shop", from_callable(answer))
+    with Bridge(outbox_bridge.url, "shop") as bridge:
+        bridge.prepare(Message("orders.created", value="x"))
+    outbox_bridge.let_time_pass(7)
+    assert len(outbox_bridge.published("orders.created")) == 1
+
+
 def test_block_without_an_end_is_a_mistake_of_the_test(outbox_bridge):
     with pytest.raises(AssertionError, match="no producer"):
         with outbox_bridge.kill_before_commit():
@@ -167,7 +197,7 @@ def test_fastapi_service_is_tested_against_a_whole_bridge(project: UserProject) 
     project.write("shop.py", SHOP)
     project.write("test_shop.py", TESTS)
     run = project.run()
-    assert "9 passed" in run.stdout, run.stdout[-4000:] + run.stderr[-2000:]
+    assert "11 passed" in run.stdout, run.stdout[-4000:] + run.stderr[-2000:]
 
 
 def test_other_runs_of_pytest_do_not_notice(project: UserProject) -> None:
@@ -242,5 +272,6 @@ def test_exception_of_the_application_is_shown_with_its_trace(project: UserProje
     project.write("test_broken.py", BROKEN)
     shown = project.run("test_broken.py")
     assert "2 failed" in shown.stdout, shown.stdout + shown.stderr
-    for line in ("in look_up", "LookupError: the table of orders is gone", "LookupError: there is no such page"):
+    told = ("in look_up", "LookupError: the table of orders is gone", "LookupError: there is no such page")
+    for line in (*told, ": status 503, from http://127.0.0.1:"):
         assert line in shown.stdout

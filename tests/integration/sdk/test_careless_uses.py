@@ -1,6 +1,9 @@
 """What a hurried programmer writes, and what is said about it: where it is written, before anything is stored."""
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from decimal import Decimal
 from pathlib import Path
@@ -19,6 +22,7 @@ from outbox.enqueue import enqueue, enqueue_async
 from outbox.tables import make_record_table
 from outbox.transaction_record import AsyncTransactionRecord, TransactionRecord
 from tests.support.socket_bridge import SocketBridge
+from tests.support.source_tree import ROOT
 
 SECRET = "whsec_" + "YWJjZGVmZ2hpamtsbW5vcHFyc3R1dnd4eXoxMjM0NTY="
 RECORD_REMEDY = (
@@ -118,6 +122,16 @@ async def in_no_loop(desk: Desk) -> None:
     await asyncio.to_thread(publishing.send, None)
 
 
+async def in_a_block_of_no_loop(desk: Desk) -> None:
+    """The end of the `async with` finds none either."""
+
+    async def publish() -> None:
+        async with AsyncBridge(desk.url, "shop") as bridge:
+            await bridge.publish(Message("orders", value="v"))
+
+    await asyncio.to_thread(publish().send, None)
+
+
 def commit_inside(desk: Desk) -> None:
     session = Session(desk.engine)
     desk.block(lambda transaction: [send(transaction), session.commit()], session)
@@ -182,6 +196,11 @@ USES: dict[str, tuple[Use, str, str]] = {
     "closed": (after_close, "Closed", "used after close"),
     "two event loops": (in_another_loop, "Misuse", "in use in another event loop: make one for each"),
     "no event loop": (in_no_loop, "Misuse", "an AsyncBridge needs asyncio's event loop; a Bridge needs none"),
+    "no event loop in a block": (
+        in_a_block_of_no_loop,
+        "Misuse",
+        "an AsyncBridge needs asyncio's event loop; a Bridge needs none",
+    ),
     "`with` for an AsyncBridge": (bridge_by_with, "Misuse", "AsyncBridge is entered by `async with`"),
     # --- the block ---
     "asyncio's session": (
@@ -406,3 +425,21 @@ async def test_encoder_of_the_bridge_counts_in_its_blocks(bridge: SocketBridge, 
         with face.transaction(Session(desk.engine)) as transaction:
             transaction.send("orders", value={"tags": {"b", "a"}, "group": group})
     assert f'{{"tags":["a","b"],"group":"{group}"}}'.encode() in bridge.read_values("orders")
+
+
+def test_forgotten_async_is_seen_by_a_type_checker() -> None:
+    """Before anybody runs it: an `__enter__` that only raises would be one to it."""
+    text = """
+from outbox import AsyncBridge, Bridge
+def forgotten(bridge: AsyncBridge) -> None:
+    with bridge as _: pass
+async def too_much(bridge: Bridge) -> None:
+    async with bridge as _: pass
+"""
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--cache-dir", os.devnull, "-c", text]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    found = [line.partition('"')[2] for line in done.stdout.splitlines()]
+    assert [line for line in found if "enter__" in line] == [
+        'AsyncBridge" has no attribute "__enter__"; maybe "__aenter__"?  [attr-defined]',
+        'Bridge" has no attribute "__aenter__"; maybe "__enter__"?  [attr-defined]',
+    ], done.stdout + done.stderr
