@@ -26,7 +26,15 @@ from sqlalchemy.orm import Session, SessionTransaction
 from outbox.client.block import SPLIT
 from outbox.client.errors import Misuse, OutboxConfigError
 from outbox.client.message import identify
-from outbox.tables import StatementEffect, begin_on_sqlite, find_effect, is_ended, make_inbox_table, refuse_unkept
+from outbox.tables import (
+    StatementEffect,
+    begin_on_sqlite,
+    find_effect,
+    is_ended,
+    make_inbox_table,
+    name_savepoint,
+    refuse_unkept,
+)
 from outbox.transaction_record import (
     durable_now,
     find_connection,
@@ -60,9 +68,8 @@ class EventGuard:
     def __init__(self, target: Session | Connection) -> None:
         self.note_lost: Callable[[], None] = _ignore
         self.remedy = _COMMIT_AT_END
-        self.savepoints: frozenset[str] = frozenset()  # what is guarded goes when one of these is rolled back
         self.measure: Callable[[], int] = int  # which is 0
-        self.marks: dict[object, int] = {}  # what it measured when a savepoint began, by that or by its depth
+        self.marks: dict[object, int] = {}  # what it measured when a savepoint began, by that or by its name
         self.is_refusing = True
         self.is_undone = False  # by the database, which nobody may have noticed
         self.is_committed = False
@@ -83,7 +90,6 @@ class EventGuard:
         self.measure = measure or int
         self.is_refusing = True
         self._watch_all()
-        self.savepoints = frozenset(name for one in self._watched for name in _find_savepoints(one))
 
     def follow(self) -> None:
         """Its owner commits now; how far that comes is noted, until `disarm`."""
@@ -152,14 +158,6 @@ def find_guard(session: object) -> EventGuard | None:
     for name in ("sync_session", "sync_connection"):  # asyncio's wrap them
         target = getattr(target, name, target)
     return EventGuard(target) if isinstance(target, Session | Connection) else None
-
-
-def _find_savepoints(target: Session | Connection) -> Iterable[str]:
-    """Names of those that a connection is in, the innermost first."""
-    nested = target.get_nested_transaction() if isinstance(target, Connection) else None
-    while nested is not None:
-        yield nested._savepoint  # noqa: SLF001 - nothing else names it
-        nested = nested._previous_nested  # noqa: SLF001 - as above
 
 
 def _ignore() -> None:
@@ -231,23 +229,12 @@ def _note_lost(target: Session | Connection, *_: object) -> None:
         guard.note_lost()
 
 
-@event.listens_for(Engine, "rollback_savepoint")
-def _note_rollback_to(connection: Connection, name: str, _: object) -> None:
-    if connection not in _GUARDS:
-        return
-    names = [*_find_savepoints(connection)]
-    _note_lost_since(connection, len(names) - 1 - names.index(name) if name in names else None)
-    for guard in _GUARDS[connection]:
+def _note_rollback_to(connection: Connection, name: str) -> None:
+    """Of what is guarded, all goes with a savepoint that began before it, of which nothing is known here."""
+    for guard in _GUARDS.get(connection, ()):
         guard.is_undone = guard.is_undone and connection.dialect.name != "postgresql"  # others have it no more by then
-        if name in guard.savepoints:
+        if guard.measure() > guard.marks.get(name, -1):
             guard.note_lost()
-
-
-@event.listens_for(Engine, "savepoint")
-def _note_savepoint(connection: Connection, _: str | None) -> None:  # it has no name yet
-    if connection in _GUARDS:
-        begin_on_sqlite(connection)
-        _mark(connection, len([*_find_savepoints(connection)]))
 
 
 def _mark(target: Session | Connection, savepoint: object) -> None:
@@ -275,6 +262,11 @@ def _note_statement(connection: Connection, _: object, statement: str, *__: obje
             _refuse(guards, f"`{statement.split(maxsplit=1)[0]}` commits: ")
         case StatementEffect.ROLL_BACK:
             _note_lost(connection)
+        case StatementEffect.SAVEPOINT:
+            begin_on_sqlite(connection)
+            _mark(connection, name_savepoint(statement))
+        case StatementEffect.ROLL_BACK_TO:
+            _note_rollback_to(connection, name_savepoint(statement))
         case StatementEffect.WRITE if not is_autocommitting(connection):
             begin_on_sqlite(connection)
             for guard in guards:

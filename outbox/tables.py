@@ -246,6 +246,8 @@ class StatementEffect(Enum):
     COMMIT_BEFORE = 2  # it begins another one, which commits the one that has been begun
     ROLL_BACK = 3
     WRITE = 4
+    SAVEPOINT = 5
+    ROLL_BACK_TO = 6  # a savepoint
 
 
 _BEFORE: Final = r"(?is)(?:\s|--[^\n]*\n|/\*.*?\*/)*"
@@ -262,6 +264,9 @@ _WRITES: Final = re.compile(
     _BEFORE + r"(?:(?:CALL|COPY|DELETE|INSERT|LOAD|MERGE|REPLACE|UPDATE)\b"
     r"|WITH\b.*?\b(?:(?:INSERT|REPLACE)\s+(?:OR\s+\w+\s+)?INTO|DELETE\s+FROM|(?<!FOR )(?<!KEY )UPDATE)\s)"
 )
+_SAVEPOINT: Final = re.compile(
+    _BEFORE + r"(?:SAVEPOINT|(ROLLBACK)(?:\s+WORK|\s+TRANSACTION)?\s+TO(?:\s+SAVEPOINT)?)\s+([^\s;]+)"
+)
 _DEFINES: Final = re.compile(_BEFORE + r"(?:ALTER|CREATE|DROP)\b")
 
 
@@ -274,7 +279,18 @@ def find_effect(statement: str, dialect: str) -> StatementEffect | None:
         return StatementEffect.COMMIT_BEFORE
     if _COMMITS.match(statement) or (is_mariadb and _COMMITS_ON_MARIADB.match(statement)):
         return StatementEffect.COMMIT
-    return StatementEffect.ROLL_BACK if _ROLLS_BACK.match(statement) else None
+    if _ROLLS_BACK.match(statement):
+        return StatementEffect.ROLL_BACK
+    savepoint = _SAVEPOINT.match(statement)
+    if savepoint is None:
+        return None
+    return StatementEffect.ROLL_BACK_TO if savepoint[1] else StatementEffect.SAVEPOINT
+
+
+def name_savepoint(statement: str) -> str:
+    """That which a statement of the two last kinds begins, or goes back to."""
+    savepoint = _SAVEPOINT.match(statement)
+    return savepoint[2].strip('"`[]').lower() if savepoint else ""
 
 
 def begin_on_sqlite(conn: sa.Connection) -> None:

@@ -466,3 +466,24 @@ async def test_asyncio_leaves_a_block_once_its_commit_is_stored(
     await async_engine.dispose()
     assert len(view.receipts) == 1
     assert rows(engine, ORDERS) == [1]
+
+
+@pytest.mark.parametrize("back", ["ROLLBACK TO SAVEPOINT a", "rollback to a", '/* b */ ROLLBACK  TRANSACTION TO "A";'])
+def test_savepoint_that_is_a_statement_takes_its_message_along(
+    bridge: SocketBridge, engine: sa.Engine, face: Bridge, back: str
+) -> None:
+    """No method of the session is called; nor does SQLite's driver begin a transaction for it."""
+
+    def place(session: Session, *statements: str | sa.Insert) -> None:
+        with face.transaction(session) as transaction:
+            for statement in statements:
+                session.execute(sa.text(statement) if isinstance(statement, str) else statement)
+                if statement is kept:
+                    transaction.send("orders", value="v")
+
+    kept, gone = ORDERS.insert().values(id=1), ORDERS.insert().values(id=2)
+    with Session(engine) as session, pytest.raises(Misuse, match="savepoint"):
+        place(session, "SAVEPOINT a", kept, back)
+    with Session(engine) as session:
+        place(session, "savepoint A", gone, back, kept, "SAVEPOINT b", gone, "ROLLBACK TO b")
+    assert (rows(engine, ORDERS), bridge.states_of(face.producer_group)) == ([1], ["COMMITTED"])
