@@ -119,7 +119,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         sys.stdout.write(write_sql(*arguments[:2]))
     except (OutboxConfigError, TypeError) as error:
-        sys.stderr.write(f"usage: python -m outbox.ddl {'|'.join(_DIALECTS)} [SCHEMA]\n{error}\n")
+        why = error if arguments else "say which database"
+        sys.stderr.write(f"usage: python -m outbox.ddl {'|'.join(_DIALECTS)} [SCHEMA]\n{why}\n")
         return 2
     return 0
 

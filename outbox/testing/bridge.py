@@ -71,6 +71,11 @@ _LONGEST_LOOK_S = 0.2
 _QUEUES = 2  # of the bridge's process
 
 
+def _now_s() -> float:
+    """By a clock that goes on where a test stops the time, as with freezegun."""
+    return time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
 @contextmanager
 def _shown_errors() -> Iterator[None]:
     """A check that fails in the application under test is logged with its traceback, which pytest shows."""
@@ -110,13 +115,13 @@ class OutboxBridge:
 
         Waits for `at_least` so many; raises AssertionError if they do not come in time.
         """
-        deadline = time.monotonic() + wait_seconds
+        deadline = _now_s() + wait_seconds
         while True:
             found = self._read(topic)
             assert found is not None, f"there is no topic {topic}: outbox_bridge.create_topic({topic!r}) makes one"
             if len(found) >= at_least:
                 return found
-            assert time.monotonic() < deadline, (
+            assert _now_s() < deadline, (
                 f"{len(found)} of {at_least} messages in {topic} after {wait_seconds:g} s; "
                 f"pending: {len(self.pending())}, parked: {len(self.parked())}"
             )
@@ -191,7 +196,7 @@ class OutboxBridge:
             self._assert_askable(group)
         waiting = {view.transaction_id: view for view in pending}
         silence = {name: self._read_silence(name) for name in waiting}
-        deadline = time.monotonic() + wait_seconds
+        deadline = _now_s() + wait_seconds
         while waiting:
             self._await_first_due([*waiting.values()])
             for name, before in [*waiting.items()]:
@@ -202,7 +207,7 @@ class OutboxBridge:
                 if told != silence[name]:
                     why, where = told[-1]["failure"], told[-1].get("endpoint", "nowhere")
                     raise AssertionError(f"nobody has answered the check of {name}: {why}, from {where}")
-                assert time.monotonic() < deadline, f"{name} was not asked about in {wait_seconds:g} s"
+                assert _now_s() < deadline, f"{name} was not asked about in {wait_seconds:g} s"
             time.sleep(_LOOK_INTERVAL_S)
         return [self.get(view.transaction_id) for view in pending]
 

@@ -63,10 +63,13 @@ def test_plain_sql_makes_the_same(user_database: UserDatabase) -> None:
     engine.dispose()
 
 
-@pytest.mark.parametrize("arguments", [[], ["oracle"]])
-def test_unknown_database_is_a_usage_error(arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "why"), [([], "say which database"), (["oracle"], "oracle is none of postgresql, ")]
+)
+def test_unknown_database_is_a_usage_error(arguments: list[str], why: str) -> None:
     """Exit code 2, and the ones it knows; no SQL."""
     command = [sys.executable, "-m", "outbox.ddl", *arguments]
     run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert (run.returncode, run.stdout) == (2, "")
     assert "postgresql|mariadb|mysql|sqlite" in run.stderr
+    assert run.stderr.splitlines()[1].startswith(why)

@@ -180,6 +180,15 @@ def test_missing_message_is_told(outbox_bridge):
         outbox_bridge.published("orders.creatde")
 
 
+def test_missing_message_is_told_where_time_stands_still(outbox_bridge, monkeypatch):
+    import time
+
+    outbox_bridge.create_topic("orders.created")
+    monkeypatch.setattr(time, "monotonic", lambda: 0.0)  # as freezegun does
+    with pytest.raises(AssertionError, match="0 of 1 messages in orders.created"):
+        outbox_bridge.published("orders.created", at_least=1, wait_seconds=0.05)
+
+
 def test_nothing_is_printed(outbox_bridge, capfd):
     outbox_bridge.create_topic("orders.created")
     assert outbox_bridge.published("orders.created") == []
@@ -197,7 +206,7 @@ def test_fastapi_service_is_tested_against_a_whole_bridge(project: UserProject) 
     project.write("shop.py", SHOP)
     project.write("test_shop.py", TESTS)
     run = project.run()
-    assert "11 passed" in run.stdout, run.stdout[-4000:] + run.stderr[-2000:]
+    assert "12 passed" in run.stdout, run.stdout[-4000:] + run.stderr[-2000:]
 
 
 def test_other_runs_of_pytest_do_not_notice(project: UserProject) -> None:
