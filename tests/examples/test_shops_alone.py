@@ -301,3 +301,31 @@ print(transaction.result.is_settled, Order.objects.count())
     bridge.answer("POST", "/v1/resolutions", 200, {"results": [{"status": 200, **view}]})
     assert run_django(tmp_path, bridge, script) == "0\nTrue 2\n"
     assert [asked.path for asked in bridge.asked] == ["/v1/transactions", "/v1/resolutions"]
+
+
+@pytest.mark.parametrize("end", ["session.rollback()", "session.commit()", "connection.cursor().execute('rollback;')"])
+def test_message_of_a_block_of_django_that_was_ended_in_it_is_not_sent(
+    tmp_path: Path, bridge: CannedServer, end: str
+) -> None:
+    """Its record would be committed by itself, and say of rows that are gone that they are there."""
+    script = f"""
+import django
+django.setup()
+from django.core.management import call_command
+from django.db import connection
+call_command("migrate", verbosity=0)
+from outbox import Misuse
+from store.bridging import AtomicSession, bridge
+from store.models import Order, TransactionRecord
+try:
+    with AtomicSession() as session, bridge.transaction(session) as transaction:
+        Order.objects.create(order_id="1", cents=10)
+        transaction.send("orders.created", key="1")
+        {end}
+except Misuse:
+    print(TransactionRecord.objects.count())
+"""
+    view = {"transaction_id": _PLACED, "producer_group": "django-orders", "state": "ROLLED_BACK", "receipts": []}
+    bridge.answer("POST", "/v1/resolutions", 200, {"results": [{"status": 200, **view}]})
+    assert run_django(tmp_path, bridge, script) == "0\n"
+    assert [json.loads(asked.body).get("resolutions", []) for asked in bridge.asked][1][0]["resolution"] == "ROLLBACK"

@@ -16,7 +16,7 @@ from django.db import IntegrityError, connections, router
 from django.db.transaction import atomic, on_commit
 from sqlalchemy import create_engine
 
-from outbox import Bridge, LocalTransactionBarred
+from outbox import Bridge, LocalTransactionBarred, Misuse
 from outbox.check_handler import CheckHandler
 from outbox.tables import WRITTEN
 from outbox.transaction_record import TransactionRecord
@@ -30,6 +30,7 @@ class AtomicSession:
         self.using = router.db_for_write(models.TransactionRecord)
         self._atomic = atomic(self.using, durable=True)
         self._is_open = False
+        self.is_whole = True  # until it has ended
         self._is_committed = False
         self._watch = ExitStack()
         self._sent_before: dict[str, int] = {}  # by savepoint
@@ -37,19 +38,22 @@ class AtomicSession:
     def watch_savepoints(self, note_lost: Callable[[], None], count: Callable[[], int]) -> None:
         """What was sent in one that is rolled back tells of rows that are gone: the block says so, and rolls back."""
 
-        def watch(execute: Callable[..., Any], sql: str, *rest: object) -> Any:  # noqa: ANN401 - a cursor's result
-            command, _, name = sql.rpartition(" ")
-            if command == "SAVEPOINT":
-                self._sent_before[name] = count()
-            elif command == "ROLLBACK TO SAVEPOINT" and count() > self._sent_before[name]:
-                note_lost()
+        def watch(execute: Callable[..., Any], sql: object, *rest: object) -> Any:  # noqa: ANN401 - a cursor's result
+            match str(sql).upper().replace(";", " ").split():
+                case ["SAVEPOINT", name]:
+                    self._sent_before[name] = count()
+                case ["ROLLBACK", *words, name] if "TO" in words:
+                    if count() > self._sent_before.get(name, -1):
+                        note_lost()
+                case ["COMMIT" | "ROLLBACK", *_]:
+                    self.is_whole = False
             return execute(sql, *rest)
 
         self._watch.enter_context(connections[self.using].execute_wrapper(watch))
 
     def commit(self) -> None:
         """As leaving the block: what `on_commit` was told runs. Raises HookFailed if that fails: all is committed."""
-        self._is_open = False
+        self._is_open = self.is_whole = False
         self._watch.close()
         try:
             self._atomic.__exit__(None, None, None)
@@ -62,7 +66,7 @@ class AtomicSession:
     def rollback(self) -> None:
         """As an exception in the block. After an end it changes nothing."""
         if self._is_open:
-            self._is_open = False
+            self._is_open = self.is_whole = False
             self._watch.close()
             error = RolledBack()
             self._atomic.__exit__(RolledBack, error, None)
@@ -94,7 +98,10 @@ class OrmRecord:
     """Writes the transaction record on Django's own connection, so in its transaction."""
 
     def write(self, session: AtomicSession, transaction_id: str, producer_group: str) -> None:
-        """Raises LocalTransactionBarred if a check came first; in a broken atomic block, what Django raises."""
+        """Raises LocalTransactionBarred if a check came first; in a broken atomic block, what Django raises; Misuse in
+        one that was ended before its end: the record would be committed alone, and say so of rows that are gone."""
+        if not session.is_whole:
+            raise Misuse("the session was committed or rolled back in the block")
         try:
             models.TransactionRecord.objects.using(session.using).create(
                 transaction_id=transaction_id,
