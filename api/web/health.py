@@ -47,6 +47,11 @@ _FORGED = (
     "op records are not the owner's: this process has another database than the settlers (database_url), or somebody "
     "else writes to the topic"
 )
+_DAMAGED = "restore the row, or make another secret (`outbox-bridge group rotate-secret`) or put the endpoint again"
+_KEYLESS = (
+    "add the key to security.keys of this process, or to the file that security.keys_file names, and start it again; "
+    "until then it can change no group, revoke no key and audit no act"
+)
 _PAUSED = "an operator has paused prepares of all groups; `outbox-bridge resume` takes them again"
 _KAFKA_ANSWER_MS = 1_500  # below CHECK_TIMEOUT_S: what the client complains of is to be told
 
@@ -144,8 +149,7 @@ async def _log(log: LogWatch) -> CheckResult:
 
 async def _secrets(directory: SqlDirectory) -> CheckResult:
     told = "; ".join(directory.damaged)
-    remedy = "; restore the row, or make another secret (`outbox-bridge group rotate-secret`) or put the endpoint again"
-    return await _mild(told and told + remedy, is_of_groups=True)
+    return await _mild(told and f"{told}; {_KEYLESS if directory.lacks_key else _DAMAGED}", is_of_groups=True)
 
 
 async def _canary(canary: Canary) -> CheckResult:

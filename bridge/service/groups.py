@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from bridge.clock import Clock
 from bridge.core.check_rules import GroupSettings, is_group_name
-from bridge.core.errors import SqlUnavailable
+from bridge.core.errors import SecretUnreadable, SqlUnavailable
 from bridge.core.grants import EVERYTHING, Rights, Verb
 from bridge.directory import GroupSwitch, ProducerGroup
 from bridge.service.contract import Outcome, RefusalCode, Refused, refuse_for_group, refuse_group, refuse_unavailable
@@ -241,4 +241,5 @@ def _describe_put(settings: GroupSettings, urls: Sequence[str]) -> Mapping[str, 
 def refuse_sql(error: SqlUnavailable) -> Refused:
     """The refusal of a read or write the database could not do; a broken COMMIT may have been done."""
     outcome = Outcome.UNKNOWN if error.is_outcome_unknown else Outcome.NOT_APPLIED
-    return replace(refuse_unavailable("the database cannot do it now"), outcome=outcome)
+    detail = str(error) if isinstance(error, SecretUnreadable) else "the database cannot do it now"
+    return replace(refuse_unavailable(detail), outcome=outcome)

@@ -79,6 +79,11 @@ class SqlDirectory:
         """What of them cannot be decrypted, in words."""
         return self._snapshot.damaged
 
+    @property
+    def lacks_key(self) -> bool:
+        """Whether something is encrypted with a key that the settings of this process do not have."""
+        return bool(self._snapshot.keyless)
+
     def age_ms(self) -> int | None:
         """How long ago the database was asked last; None: never."""
         return None if self._refreshed_ms is None else self._clock.monotonic_ms() - self._refreshed_ms
@@ -247,7 +252,7 @@ class SqlDirectory:
         for reason in snapshot.damaged if snapshot is not self._snapshot else ():
             _LOG.error("secret_damaged", reason=reason)
         if snapshot is not self._snapshot or ended != self._ended:
-            self._snapshot, self._ended = snapshot, ended
+            self._snapshot, self._ended = _keep_readable(snapshot, self._snapshot), ended
             self.groups = self._view()
 
     def _view(self) -> Mapping[str, ProducerGroup]:
@@ -309,6 +314,16 @@ def _hasten(settings: GroupSettings, check_after_ms: int) -> GroupSettings:
     if settings.times.transaction_timeout_ms != _USUAL_MS:
         return settings
     return replace(settings, times=replace(settings.times, transaction_timeout_ms=check_after_ms))
+
+
+def _keep_readable(snapshot: Snapshot, known: Snapshot) -> Snapshot:
+    """The groups as they are now, with endpoints and secrets as they were known of those that need a key which this
+    process does not have: it goes on asking, and notices what is paused."""
+    kept = {
+        name: replace(snapshot.groups[name], endpoints=known.groups[name].endpoints, secrets=known.groups[name].secrets)
+        for name in snapshot.keyless.keys() & snapshot.groups.keys() & known.groups.keys()
+    }
+    return replace(snapshot, groups={**snapshot.groups, **kept}) if kept else snapshot
 
 
 def _without(known: Mapping[str, ProducerGroup], ended: Mapping[Place, EndpointTerm]) -> Mapping[str, ProducerGroup]:

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from bridge.core.check_rules import CheckCalls, CheckMode, CheckTimes, GroupSettings, WhenExhausted
-from bridge.core.errors import SecretDamaged
+from bridge.core.errors import SecretDamaged, SecretUnreadable
 from bridge.directory import DEFAULT_SETTINGS, Endpoint, GroupSwitch, ProducerGroup, UnansweredRound, place_of
 from bridge.sql.access import ActEntry, record_act
 from bridge.sql.at_rest import (
@@ -33,6 +33,7 @@ from bridge.sql.at_rest import (
 )
 from bridge.sql.bulk import make_upsert, move_version
 from bridge.sql.engine import Database
+from bridge.sql.identity import read_keys
 from bridge.sql.search import GroupStats, read_group_stats
 from bridge.sql.tables import (
     bridge_keys,
@@ -51,6 +52,7 @@ OLD_SECRET_SIGNS_MS = 86_400_000
 MAX_SIGNING = 16  # of one group at a time; verifiers compare no more signatures
 _SECRET_BYTES = 32
 RandomBytes = Callable[[int], bytes]
+Unread = list[tuple[str, SecretUnreadable]]  # by group; "": the bridge's own key
 _SWITCHES = {GroupSwitch.CHECKS: ("pauses_checks", 1), GroupSwitch.PREPARES: ("accepts_prepares", 0)}
 
 
@@ -72,13 +74,15 @@ class GroupDeletion(Enum):
 @dataclass(frozen=True)
 class Snapshot:
     """All groups at a version; `next_expiry_ms`: when a secret stops signing. `damaged`: what cannot be decrypted, and
-    is left out: no secret signs, or an endpoint is not asked, of these groups alone. `accepts_prepares` False: an
-    operator has switched them off for all groups. `read_ms`: when, by the clock of whoever read it."""
+    is left out: no secret signs, or an endpoint is not asked, of these groups alone; `keyless`: of which, for want of a
+    key in the settings. `accepts_prepares` False: an operator has switched them off for all groups. `read_ms`: when, by
+    the clock of whoever read it."""
 
     version: int = -1
     groups: Mapping[str, ProducerGroup] = field(default_factory=dict)
     next_expiry_ms: int | None = None
     damaged: Sequence[str] = ()
+    keyless: Mapping[str, SecretUnreadable] = field(default_factory=dict)
     accepts_prepares: bool = True
     read_ms: int = 0
 
@@ -191,7 +195,7 @@ def disable_endpoint(conn: Connection, name: str, url: str, reason: str) -> None
 
 
 def read_snapshot(conn: Connection, known: Snapshot, now_ms: int) -> Snapshot:
-    """All groups as they are; `known` itself if nothing has changed since."""
+    """All groups as they are; `known` itself if nothing has changed since. The first read raises SecretUnreadable."""
     row = conn.execute(sa.select(directory_version.c.version, directory_version.c.accepts_prepares)).one_or_none()
     version, accepts_prepares = row or (0, 1)
     is_expired = known.next_expiry_ms is not None and known.next_expiry_ms <= now_ms
@@ -199,47 +203,51 @@ def read_snapshot(conn: Connection, known: Snapshot, now_ms: int) -> Snapshot:
     if version == known.version and not (is_expired or is_set_back):
         return known
     rows = conn.execute(sa.select(producer_groups).order_by(producer_groups.c.name)).all()
-    damaged: list[str] = []
-    urls = _read_endpoints(conn, damaged)
-    signing = _read_secrets(conn, damaged, now_ms)
+    unread: Unread = []
+    urls = _read_endpoints(conn, unread)
+    signing = _read_secrets(conn, unread, now_ms)
+    try:
+        read_keys(conn)
+    except SecretUnreadable as error:  # no act of an operator can be audited here
+        unread.append(("", error))
+    keyless = {group: error for group, error in unread if not isinstance(error, SecretDamaged)}
+    if known.version < 0 and keyless:
+        raise next(iter(keyless.values()))
     expiries = [expires_ms for found in signing.values() for _, expires_ms in found if expires_ms is not None]
     groups = {
         row.name: _make_group(row, urls.get(row.name, ()), [secret for secret, _ in signing.get(row.name, ())])
         for row in rows
     }
-    return Snapshot(version, groups, min(expiries, default=None), damaged, bool(accepts_prepares), now_ms)
+    damaged = [str(error) for _, error in unread]
+    return Snapshot(version, groups, min(expiries, default=None), damaged, keyless, bool(accepts_prepares), now_ms)
 
 
-def read_group(conn: Connection, name: str, now_ms: int, damaged: list[str] | None = None) -> ProducerGroup | None:
-    """One group as it is now. What cannot be decrypted is told in `damaged`; without it, raises SecretDamaged."""
+def read_group(conn: Connection, name: str, now_ms: int, unread: Unread) -> ProducerGroup | None:
+    """One group as it is now. What cannot be decrypted is told in `unread`."""
     row = conn.execute(sa.select(producer_groups).where(producer_groups.c.name == name)).one_or_none()
     if row is None:
         return None
-    signing = _read_secrets(conn, damaged, now_ms, secrets.c.producer_group == name)
-    urls = _read_endpoints(conn, damaged, endpoints.c.producer_group == name)
+    signing = _read_secrets(conn, unread, now_ms, secrets.c.producer_group == name)
+    urls = _read_endpoints(conn, unread, endpoints.c.producer_group == name)
     return _make_group(row, urls.get(name, ()), [secret for secret, _ in signing.get(name, ())])
 
 
-def _read_endpoints(
-    conn: Connection, damaged: list[str] | None, *where: sa.ColumnElement[bool]
-) -> dict[str, list[Endpoint]]:
+def _read_endpoints(conn: Connection, unread: Unread, *where: sa.ColumnElement[bool]) -> dict[str, list[Endpoint]]:
     found: dict[str, list[Endpoint]] = {}
     query = sa.select(endpoints).where(*where).order_by(endpoints.c.producer_group, endpoints.c.url)
     for row in conn.execute(query):
         try:
             url, disabled_reason = load_url(conn, row.producer_group, row.url), row.disabled_reason
-        except SecretDamaged as error:
-            if damaged is None:
-                raise
+        except SecretUnreadable as error:
             url, disabled_reason = place_of(row.url), str(error)
-            damaged.append(str(error))
+            unread.append((row.producer_group, error))
         endpoint = Endpoint(url, row.is_leased, row.lease_until_ms, disabled_reason)
         found.setdefault(row.producer_group, []).append(endpoint)
     return found
 
 
 def _read_secrets(
-    conn: Connection, damaged: list[str] | None, now_ms: int, *where: sa.ColumnElement[bool]
+    conn: Connection, unread: Unread, now_ms: int, *where: sa.ColumnElement[bool]
 ) -> dict[str, list[tuple[str, int | None]]]:
     """Secrets that sign, newest first, with the time at which they stop."""
     found: dict[str, list[tuple[str, int | None]]] = {}
@@ -247,10 +255,8 @@ def _read_secrets(
     for row in conn.execute(sa.select(secrets).where(signs, *where).order_by(secrets.c.id.desc())):
         try:
             secret = load_secret(conn, row.producer_group, row.secret)
-        except SecretDamaged as error:
-            if damaged is None:
-                raise
-            damaged.append(str(error))
+        except SecretUnreadable as error:
+            unread.append((row.producer_group, error))
         else:
             found.setdefault(row.producer_group, []).append((secret, row.expires_ms))
     return found
@@ -382,28 +388,19 @@ def record_rounds(conn: Connection, rounds: Sequence[UnansweredRound]) -> None:
 
 def read_health(conn: Connection, name: str, now_ms: int) -> GroupHealth | None:
     """None: no such group."""
-    damaged: list[str] = []
-    group = read_group(conn, name, now_ms, damaged)
+    unread: Unread = []
+    group = read_group(conn, name, now_ms, unread)
     if group is None:
         return None
-    results = {
-        row.endpoint: (
-            row.answered,
-            row.last_answered_ms,
-            row.last_latency_ms,
-            row.unanswered,
-            row.last_unanswered_ms,
-            row.last_failure,
-        )
-        for row in conn.execute(
-            sa.select(check_results).where(check_results.c.producer_group == name, check_results.c.endpoint != _LEFT)
-        )
-    }
+    c = check_results.c
+    columns = c.answered, c.last_answered_ms, c.last_latency_ms, c.unanswered, c.last_unanswered_ms, c.last_failure
+    query = sa.select(c.endpoint, *columns).where(c.producer_group == name, c.endpoint != _LEFT)
+    results = {place: found for place, *found in conn.execute(query)}
     gone = results.keys() - {place_of(endpoint.url) for endpoint in group.endpoints}
     shown = [*group.endpoints, *map(Endpoint, gone)]
     healths = [EndpointHealth(one, *results.get(place_of(one.url), ())) for one in shown]
     healths.sort(key=lambda health: health.endpoint.url)
-    return GroupHealth(group, healths, read_group_stats(conn, name, now_ms), damaged)
+    return GroupHealth(group, healths, read_group_stats(conn, name, now_ms), [str(error) for _, error in unread])
 
 
 def _add_rounds(conn: Connection) -> sa.Insert:

@@ -16,7 +16,7 @@ import structlog
 from sqlalchemy import Connection
 
 from bridge.clock import Clock
-from bridge.core.errors import SecretDamaged, SqlUnavailable
+from bridge.core.errors import SecretUnreadable, SqlUnavailable
 from bridge.directory import LEASE_SLACK_MS, PullCheck
 from bridge.sql.at_rest import load_url, stored_url
 from bridge.sql.bulk import chunks, make_upsert, select_many
@@ -206,7 +206,7 @@ def read_terms(conn: Connection) -> dict[Place, EndpointTerm]:
     rows = conn.execute(query.where(_E.is_leased, _E.lease_ms.is_not(None)))
     found = {}
     for group, url, until_ms, lease_ms in rows:
-        with suppress(SecretDamaged):
+        with suppress(SecretUnreadable):
             found[group, load_url(conn, group, url)] = EndpointTerm(until_ms, lease_ms)
     return found
 

@@ -171,7 +171,7 @@ async def test_first_check_comes_sooner_where_that_is_set(database: Database, cl
     names = ("patient", "usual", "made", "unknown")
     assert [directory.settings_of(name).times.transaction_timeout_ms for name in names] == [60_000, 1_000, 1_000, 1_000]
     assert made.settings.times.transaction_timeout_ms == 1_000
-    assert await database.read(lambda conn: read_group(conn, "made", 0)) == replace(made, settings=GroupSettings())
+    assert await database.read(lambda conn: read_group(conn, "made", 0, [])) == replace(made, settings=GroupSettings())
 
 
 async def test_unchanged_directory_is_not_read_again(directory: SqlDirectory) -> None:

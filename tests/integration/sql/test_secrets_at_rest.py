@@ -10,7 +10,8 @@ import sqlalchemy as sa
 from bridge.clock import SystemClock
 from bridge.core.errors import SecretUnreadable
 from bridge.core.keyring import SecretKey
-from bridge.directory import DEFAULT_SETTINGS
+from bridge.directory import DEFAULT_SETTINGS, GroupSwitch
+from bridge.service.groups import refuse_sql
 from bridge.sql.access import ActEntry, read_audit
 from bridge.sql.at_rest import SecretCipher, use_cipher
 from bridge.sql.bulk import move_version
@@ -153,6 +154,35 @@ async def test_process_without_the_key_reads_nothing_and_writes_nothing(
     with pytest.raises(SecretUnreadable):
         await rewrap_secrets(stranger, None, "me", 1)
     assert await dump(database) == before
+
+
+async def test_running_process_without_the_new_key_notices_what_is_paused_and_says_which_key_it_lacks(
+    reopen: Open,
+) -> None:
+    """Somebody forgot it before `security rewrap`: it goes on asking with what it knows, but nobody is asked beside an
+    operator's pause, and whoever gives it something to write is told why it cannot."""
+    await fill(reopen(K1))
+    forgotten, both = SqlDirectory(reopen(K1), SystemClock()), reopen(K2, K1)
+    await forgotten.refresh()
+    known = forgotten.get("shop")
+    assert known is not None
+    await rewrap_secrets(both, "k2", "me", 1)
+    act = ActEntry(1, "me", "producer-group.pause", "shop")
+    await SqlDirectory(both, SystemClock()).switch_group("shop", GroupSwitch.CHECKS, act, is_paused=True)
+    await forgotten.refresh()
+    paused = forgotten.get("shop")
+    assert paused is not None
+    assert paused.settings.pauses_checks
+    assert (paused.secrets, paused.endpoints) == (known.secrets, known.endpoints)
+    assert forgotten.lacks_key
+    assert [reason for reason in forgotten.damaged if "k2, which is not in security.keys" not in reason] == []
+    assert "bridge key of this database" in forgotten.damaged[-1]
+    with pytest.raises(SecretUnreadable) as caught:
+        await forgotten.rotate_secret("shop")
+    assert "k2, which is not in security.keys" in refuse_sql(caught.value).detail
+    again = SqlDirectory(reopen(K1), SystemClock())
+    with pytest.raises(SecretUnreadable, match=r"group shop .*k2"):  # at its next start
+        await again.refresh()
 
 
 async def test_row_that_was_changed_or_moved_costs_its_group_alone(reopen: Open) -> None:
