@@ -41,13 +41,14 @@ from bridge.sql.identity import (
     record_identity,
     store_halt,
 )
-from bridge.sql.rows import AppliedPosition, read_position
+from bridge.sql.rows import AppliedPosition, is_of_before, read_position
 from bridge.store.message_store import MessageStore, OwnerStore, TopicAdmin
 from bridge.store.op_topic import find_position, read_range, write_position
 from bridge.topology import identify
 
 _OF_OP = frozenset({HaltKind.NO_POSITION, HaltKind.OTHER_OP, HaltKind.OP_LOST})
 _WHOLE = _OF_OP | {HaltKind.OTHER_JOURNAL, HaltKind.JOURNAL_LOST}
+_FORGOTTEN = _WHOLE | {HaltKind.OLDER_DATABASE}  # the projection begins anew where the log does
 _LOOKS = 5  # at a queue that is written to
 _FINAL = frozenset({TransactionState.COMMITTED, TransactionState.ROLLED_BACK})
 _AUDITED_IDS = 1_000
@@ -195,6 +196,8 @@ class GivingUp:
         stored, seen = halts.get(queue_id), find_fault(position, facts)
         # a stored halt counts although the log seems whole again; doubt about the op topic counts first
         kind = seen if stored is None or seen in _OF_OP else stored.kind
+        if kind is None and known is not None and position is not None and is_of_before(known, log, position.start):
+            kind = HaltKind.OLDER_DATABASE
         return _Judged(position, facts, kind, None if known is None else known[0]), before == op
 
     async def _choose(self, queue_id: int, kind: HaltKind, position: Position | None, facts: LogFacts) -> Position:
@@ -257,9 +260,10 @@ class GivingUp:
         if kind not in _OF_OP and kind in _WHOLE:
             known |= await self._read_op_ids(queue_id)
         waiting: dict[str, Unproven] = {}
-        if kind in _WHOLE:  # what lies before the place to go on from, also in a journal that was made again
+        if kind in _FORGOTTEN:  # what lies before the place to go on from, also in a journal that was made again
+            place = position.s if kind in _WHOLE else position.start.journal
             async for offset, half in self._read_halves(queue_id, journal.minimum):
-                if offset < position.s and half.transaction_id not in known:
+                if offset < place and half.transaction_id not in known:
                     state, key = TransactionState.PREPARED, half.idempotency_key
                     waiting[half.transaction_id] = Unproven(half.transaction_id, half.group, state, offset, key)
         projected = await self._database.read(partial(find_known_ids, transaction_ids=waiting))
@@ -306,7 +310,7 @@ def _record(conn: Connection, loss: Loss, actor: str, now_ms: int) -> bool:
     known = read_position(conn, loss.queue_id, is_locked=True)
     if (None if known is None else known[0]) != loss.applied:
         return False
-    if loss.kind in _WHOLE:
+    if loss.kind in _FORGOTTEN:
         give_up_queue(conn, loss.queue_id, [*loss.unproven, *loss.decided], now_ms)
     elif loss.kind is HaltKind.JOURNAL_GAP:
         give_up_some(conn, loss.unproven, now_ms)

@@ -17,6 +17,7 @@ from sqlalchemy import Connection
 from bridge.clock import Clock
 from bridge.core.errors import ConfigError, QueueHalted, SqlUnavailable, StoreError, StoreTimeout, StoreUnavailable
 from bridge.core.message import MessageQueue
+from bridge.core.op_message import LogTopics, Position
 from bridge.core.topics import InternalTopics
 from bridge.fault_points import FaultPoint, reach
 from bridge.log_watch import LogToReread
@@ -37,7 +38,7 @@ from bridge.sql.projection import (
     purge,
     read_orphans,
 )
-from bridge.sql.rows import AppliedPosition, LogIdentity, read_position, read_positions
+from bridge.sql.rows import AppliedPosition, LogIdentity, is_of_before, read_position, read_positions
 from bridge.sql.search import GroupStats, read_stats, recount_pending
 from bridge.store.message_store import MessageStore, OwnerStore, QueueReader, TopicAdmin
 from bridge.store.op_topic import WatchedReader, find_position
@@ -47,6 +48,10 @@ _LEASE = "projector"
 _DAY_MS = 86_400_000
 _REBUILD_STALL_MS = 60_000
 _OLDER = "the database is older than what Kafka keeps, run `outbox-bridge projection rebuild`"
+_OF_BEFORE = (
+    "the projection is of a log that was lost or given up since; see `outbox-bridge migrate --accept-identity`, which "
+    "keeps what it knows"
+)
 _LONG_TIMEOUT_MS = 600_000
 _KNOWN_PENDING = 100_000  # rows of all queues, some 250 bytes each, that need no look-up when they end
 _POSTGRES_WRITERS = 2  # half of the pool: readers are never kept out
@@ -154,7 +159,7 @@ class QueueFollower:
             known = await self._begin(identity, last_acts[self._queue_id])
         self.position, recorded = known
         if recorded != identity:
-            raise QueueHalted("the projection belongs to other topics: run `outbox-bridge projection rebuild`")
+            raise QueueHalted(_OF_BEFORE)
         room = self._config.max_waiting_records
         self._ops = OpBuffer(self.position.op_next, room)
         self._journal = JournalBuffer(self.position.journal_next, room, decided=self._ops.decided)
@@ -428,6 +433,7 @@ async def rebuild(projector: Projector, on_progress: Callable[[RebuildProgress],
     ports, database = projector.ports, projector.ports.database
     log = LogToReread(ports.store, ports.owners, ports.admin, database, projector.topics)
     await log.check()
+    await _refuse_older(projector, await log.find_positions())
     await database.run(clear_projection, timeout_ms=_LONG_TIMEOUT_MS)
     reach(FaultPoint.REBUILD_CLEARED)
     positions = await log.find_positions()  # now: what was in the tables when they were emptied is below
@@ -449,6 +455,17 @@ async def rebuild(projector: Projector, on_progress: Callable[[RebuildProgress],
         elif ports.clock.monotonic_ms() - moved_ms > _REBUILD_STALL_MS:
             raise StoreTimeout(_tell_stall(applied, wanted))
         await ports.clock.sleep_ms(0 if result.chunks else 100)
+
+
+async def _refuse_older(projector: Projector, positions: Mapping[int, Position]) -> None:
+    """Raises QueueHalted: what ended before such an act the database alone knows."""
+    names = (projector.topics.half, projector.topics.op)
+    found = await projector.ports.admin.identify_topics(names)
+    half, op = [topic.topic_id if (topic := found[name]) else "" for name in names]
+    for queue_id, position in positions.items():
+        known = await projector.ports.database.read(partial(read_position, queue_id=queue_id))
+        if known is not None and is_of_before(known, LogTopics(half, op, ""), position.start):
+            raise QueueHalted(_OF_BEFORE)
 
 
 def _tell_stall(applied: Mapping[int, int], wanted: Mapping[int, int]) -> str:

@@ -31,6 +31,7 @@ class HaltKind(StrEnum):
     JOURNAL_LOST = "journal-lost"  # records that were decided are gone, or others are in their place
     JOURNAL_GAP = "journal-gap"  # retention has removed what is still needed
     OTHER_PARKED = "other-parked"
+    OLDER_DATABASE = "older-database"  # the log is whole; the database is of before an act that gave up its past
 
 
 class BridgeError(Exception):

@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 
 from bridge.core.errors import SqlUnavailable
 from bridge.core.message import Receipt
+from bridge.core.op_message import LogStart, LogTopics
 from bridge.core.transaction import MessageSummary, TransactionState, TransactionView
 from bridge.sql.bulk import make_upsert
 from bridge.sql.engine import Database
@@ -99,6 +100,14 @@ def read_position(
         return None
     identity = LogIdentity(row.cluster_id, row.journal_topic_id, row.op_topic_id)
     return AppliedPosition(row.s, row.journal_next, row.op_next), identity
+
+
+def is_of_before(known: tuple[AppliedPosition, LogIdentity], log: LogTopics, start: LogStart) -> bool:
+    """Whether the projection is of a log whose past an operator has given up since, or of other topics: its database
+    was restored from a backup."""
+    applied, identity = known
+    is_other = (identity.journal_topic_id, identity.op_topic_id) != (log.half, log.op)
+    return is_other or applied.journal_next < start.journal or applied.op_next < start.op
 
 
 def begin_position(conn: Connection, queue_id: int, position: AppliedPosition, identity: LogIdentity) -> None:

@@ -1,6 +1,6 @@
 """bridge.giving_up and bridge.sql.identity: what an operator is told of a lost log, and how its queue goes on."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -9,12 +9,13 @@ import pytest
 import sqlalchemy as sa
 
 from api.cli.examinations import make_void
-from bridge.core.errors import ConfigError, HaltKind, SqlUnavailable
+from bridge.core.errors import ConfigError, HaltKind, QueueHalted, SqlUnavailable
 from bridge.core.message import Message, MessageQueue
 from bridge.giving_up import GivingUp, _record
+from bridge.projector import rebuild
 from bridge.sql.identity import Halt, begin_projection, clear_halt, read_halts, read_last_acts, store_halt
 from bridge.sql.rows import AppliedPosition, LogIdentity, read_position
-from bridge.sql.tables import projection_positions
+from bridge.sql.tables import metadata, projection_positions
 from bridge.store.memory.link import PASSES, Fate, NoFaults, Step
 from tests.support.projector_world import ProjectorWorld, make_projector_world
 from tests.support.virtual_time import in_world
@@ -249,3 +250,65 @@ async def test_queue_that_was_added_begins_with_nothing_given_up(world: Projecto
         await world.settlers.commit("before")
         await world.settlers.settled()
     assert world.settlers.memory.visible("orders") == [b"v"]
+
+
+def back_up(conn: sa.Connection) -> Mapping[str, list[Mapping[str, Any]]]:
+    """All that is in the database."""
+    return {t.name: [dict(row) for row in conn.execute(sa.select(t)).mappings()] for t in metadata.sorted_tables}
+
+
+def restore(conn: sa.Connection, backup: Mapping[str, list[Mapping[str, Any]]]) -> None:
+    """As it was."""
+    for table in reversed(metadata.sorted_tables):
+        conn.execute(sa.delete(table))
+    for table in metadata.sorted_tables:
+        if backup[table.name]:
+            conn.execute(sa.insert(table), backup[table.name])
+
+
+@pytest.mark.parametrize("is_same_topic", [False, True])
+@in_world(make_projector_world)
+async def test_database_of_before_an_act_knows_what_it_knew_and_nothing_of_before_the_act_is_taken_for_new(
+    world: ProjectorWorld, *, is_same_topic: bool
+) -> None:
+    """What had ended stays known, what nobody can prove is told; what the log has since goes on (D, F, L, 63)."""
+    async with world.settlers.settling():
+        for name in ("ended", "pending"):
+            await world.settlers.prepare(name, ORDER)
+        await world.settlers.commit("ended")
+        await world.catch_up()
+        backup = world.query(back_up)
+        await world.settlers.prepare("late", Message("orders", b"k", b"late"))
+        await world.settlers.commit("late")
+        await world.catch_up()
+    await world.projector.close()
+    if is_same_topic:
+        world.query(partial(store_halt, halt=Halt(0, HaltKind.OP_LOST, "was cut off", 1)))
+    else:
+        recreate(world, world.topics.op)
+    assert len(await make_giving_up(world).act("operator")) == 1
+    async with world.settlers.settling("next"):
+        await world.settlers.prepare("since", Message("orders", b"k", b"since"))
+        await world.settlers.commit("since")
+        await world.settlers.prepare("waiting", Message("orders", b"k", b"waiting"))
+        await world.settlers.settled()
+    world.query(partial(restore, backup=backup))
+    with pytest.raises(QueueHalted, match="lost or given up since"):
+        await rebuild(world.projector, lambda _: None)
+    giving_up = make_giving_up(world)
+    (loss,) = await giving_up.survey()
+    assert loss.kind is HaltKind.OLDER_DATABASE
+    assert {u.transaction_id for u in loss.unproven} == {world.settlers.id_of(name) for name in ("pending", "late")}
+    assert len(await giving_up.act("operator")) == 1
+    assert await giving_up.survey() == []
+    async with world.settlers.settling("last"):
+        await world.settlers.commit("waiting")
+        await world.catch_up()
+    views = {name: world.view(name) for name in ("ended", "pending", "late", "since", "waiting")}
+    told = {name: view and (view.state.value, view.is_unproven) for name, view in views.items()}
+    assert told == {
+        "ended": ("COMMITTED", False), "pending": ("PREPARED", True), "late": ("PREPARED", True),
+        "since": ("COMMITTED", False), "waiting": ("COMMITTED", False),
+    }  # fmt: skip
+    assert world.settlers.memory.visible("orders") == [b"v", b"late", b"since", b"waiting"]
+    assert world.stats().total.pending == 0
