@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import structlog
@@ -15,7 +15,7 @@ from bridge.core.op_message import LogTopics
 from bridge.core.topics import InternalTopics, Role, least_rights
 from bridge.giving_up import GivingUp, Loss
 from bridge.log_watch import REMEDY
-from bridge.sql.engine import Database, Revisions, upgrade
+from bridge.sql.engine import Revisions, upgrade
 from bridge.sql.identity import read_identity
 from bridge.store.op_topic import SealedOwnerStore, SealWatch, begin_queues
 from bridge.topology import (
@@ -83,25 +83,29 @@ async def migrate(settings: Settings, confirm: Confirm | None = None) -> list[st
                 await _refuse_running(kafka, topics)
             await begin_queues(kafka.store, owners, topics, log)
 
+        async def seal() -> None:
+            await start_seals(kafka.store, database, topics, clock.now_ms())
+            await load_seals(database, seal_watch.seals)
+            done.append("op records are sealed from now on")
+
         if confirm is not None:
-            done += await _give_up(kafka, database, giving_up, topics, confirm, is_new_key=is_new_key)
-            done += [
-                f"topic {fault.topic} has no heads any more: {_HEADS_LOST}"
-                for fault in faults
-                if fault.topic == topics.audit in recorded and fault.kind in _OTHER
-            ]
+            done += await _give_up(kafka, giving_up, topics, confirm, seal if is_new_key else None)
+            done += [] if topics.audit not in recorded else _tell_lost_heads(faults, topics.audit)
         else:
             created = await migrate_topics(kafka.admin, database, topics, clock.now_ms(), begin)
             done += [f"topic {name} created" for name in created]
-            if lost := await giving_up.find_faults():
-                raise ConfigError(f"the log is not what was left: {_tell(lost)}; {REMEDY}")
-        if is_new_key:
-            await start_seals(kafka.store, database, topics, clock.now_ms())
-            done.append("op records are sealed from now on")
+            _refuse_lost(await giving_up.find_faults())
+            if is_new_key:
+                await seal()
         guard = TopologyGuard(kafka.admin, database, topics, clock, overridden=settings.topics.overridden)
         if found := await guard.run_once():
             raise TopologyConflict(found)
     return [*done, *history, "internal topics are as they must be"]
+
+
+def _tell_lost_heads(faults: Sequence[TopologyFault], audit: str) -> list[str]:
+    lost = [fault.topic for fault in faults if fault.topic == audit and fault.kind in _OTHER]
+    return [f"topic {topic} has no heads any more: {_HEADS_LOST}" for topic in lost]
 
 
 async def _tell_history(kafka: KafkaParts, topics: InternalTopics, faults: Sequence[TopologyFault]) -> list[str]:
@@ -134,20 +138,20 @@ def _kept_from_others() -> Iterator[None]:
 
 async def _give_up(
     kafka: KafkaParts,
-    database: Database,
     giving_up: GivingUp,
     topics: InternalTopics,
     confirm: Confirm,
-    *,
-    is_new_key: bool,
+    seal: Callable[[], Awaitable[None]] | None,
 ) -> list[str]:
+    """`seal`: makes the first key, before what is audited with it."""
     shown = await giving_up.survey()
     if not confirm(shown):
         raise ConfigError("nothing was given up")
     await giving_up.refuse_more(shown)
     created = await create_missing(kafka.admin, topics)
-    if is_new_key:
+    if seal is not None:
         await _refuse_running(kafka, topics)
+        await seal()
     lost = await giving_up.act(make_owner())
     told = [f"queue {loss.queue_id} goes on from journal offset {loss.position.s}" for loss in lost]
     return [*told, *[f"topic {name} created" for name in created]]
@@ -164,8 +168,10 @@ async def _refuse_running(kafka: KafkaParts, topics: InternalTopics) -> None:
         )
 
 
-def _tell(faults: Mapping[int, HaltKind]) -> str:
-    return ", ".join(f"queue {queue_id} ({kind.value})" for queue_id, kind in faults.items())
+def _refuse_lost(faults: Mapping[int, HaltKind]) -> None:
+    told = ", ".join(f"queue {queue_id} ({kind.value})" for queue_id, kind in faults.items())
+    if told:
+        raise ConfigError(f"the log is not what was left: {told}; {REMEDY}")
 
 
 async def _count_members(kafka: KafkaParts, group: str) -> int:

@@ -37,6 +37,7 @@ from bridge.sql.identity import (
     read_beliefs,
     read_halts,
     read_identity,
+    read_last_acts,
     read_live,
     record_identity,
     store_halt,
@@ -196,9 +197,18 @@ class GivingUp:
         stored, seen = halts.get(queue_id), find_fault(position, facts)
         # a stored halt counts although the log seems whole again; doubt about the op topic counts first
         kind = seen if stored is None or seen in _OF_OP else stored.kind
-        if kind is None and known is not None and position is not None and is_of_before(known, log, position.start):
-            kind = HaltKind.OLDER_DATABASE
+        if kind is None and position is not None:
+            is_older = (
+                is_of_before(known, log, position.start)
+                if known is not None
+                else journal.minimum < position.start.journal and not await self._has_act(queue_id)
+            )
+            kind = HaltKind.OLDER_DATABASE if is_older else None
         return _Judged(position, facts, kind, None if known is None else known[0]), before == op
+
+    async def _has_act(self, queue_id: int) -> bool:
+        """Whether this database knows that something of the queue was given up: a new one does not."""
+        return bool((await self._database.read(partial(read_last_acts, queue_ids=[queue_id])))[queue_id])
 
     async def _choose(self, queue_id: int, kind: HaltKind, position: Position | None, facts: LogFacts) -> Position:
         journal, op, log = facts.journal, facts.op, facts.topics

@@ -6,7 +6,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ import pytest
 from bridge.broker.dev_broker import DevBroker
 from tests.support.bridge_process import Bridge, BridgeProcess, create_topics, read_committed, wait_until
 from tests.support.broker import BrokerFactory
-from tests.support.cluster_acts import forget_all
+from tests.support.cluster_acts import delete_topic, forget_all
 
 if TYPE_CHECKING:
     from tests.support.postgres import PostgresServer
@@ -185,8 +185,9 @@ def test_older_backup_of_sql_beside_newer_kafka(
         everything_holds(process, producer, broker.bootstrap)
 
 
-def everything_holds(process: BridgeProcess, producer: Traffic, kafka: str) -> None:
-    """Each transaction is what its producer was told; repeats are none; what was left is ended now."""
+def everything_holds(process: BridgeProcess, producer: Traffic, kafka: str, others: Collection[str] = ()) -> None:
+    """Each transaction is what its producer was told; repeats are none; what was left is ended now. `others`: values
+    that may be visible, once."""
     for value, name in producer.ids.items():
         answer = process.get(f"/v1/transactions/{name}")
         assert answer.status_code == 200, answer.text
@@ -202,7 +203,7 @@ def everything_holds(process: BridgeProcess, producer: Traffic, kafka: str) -> N
     assert [value for value, count in visible.items() if count > 1] == []
     wanted = producer.are("COMMITTED") | producer.are("PREPARED")
     assert wanted - visible.keys() == set()
-    assert visible.keys() - wanted - producer.unknown == set()
+    assert visible.keys() - wanted - producer.unknown - set(others) == set()
 
 
 def make_key(process: BridgeProcess, name: str) -> str:
@@ -299,6 +300,39 @@ def newer_sql_gives_up(bridge: Bridge, first: Traffic) -> None:
     visible = Counter(record.value.decode() for record in read_committed(bridge.kafka, [TOPIC]) if record.value)
     assert set(visible.values()) == {1}
     assert first.are("COMMITTED") | {"new"} <= visible.keys() <= first.are("COMMITTED") | first.unknown | {"new"}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("what", ["restored", "lost"])
+def test_sql_of_before_a_log_was_given_up(broker: DevBroker, what: str, tmp_path: Path) -> None:
+    """The act once more: no repeat of before is taken for new, what came since goes on, the audit is whole (D, L)."""
+    sql = Sqlite(tmp_path)
+    bridge = Bridge.create(broker.bootstrap, tmp_path, queues=1, database_url=sql.url)
+    with bridge.serve() as process, traffic(process, "before") as before:
+        before.wait_more()
+        sql.back_up()
+        before.wait_more()
+        before.stop()
+    delete_topic(broker.bootstrap, bridge.op_topic)
+    migrate(bridge, "--accept-identity", "--yes")
+    with bridge.serve() as process, traffic(process, "since") as since:
+        since.wait_more()
+        process.stop()
+        since.stop()
+    sql.restore() if what == "restored" else sql.empty()
+    assert "--accept-identity" in bridge.run_refused("migrate")
+    losses = json.loads(migrate(bridge, "--accept-identity", "--yes", "-o", "json"))
+    assert {loss["kind"] for loss in losses} == {"older-database"}
+    with bridge.serve() as process:
+        for value in before.ids:
+            if int(value.rpartition("-")[2]) % 2 == 0:
+                answer = process.post("/v1/transactions", body_of(value, is_keyed=True))
+                assert (answer.status_code, answer.json().get("state")) in {
+                    (200, "COMMITTED"), (200, "ROLLED_BACK"), (409, "PREPARED"),
+                }  # fmt: skip
+        everything_holds(process, since, broker.bootstrap, others=before.ids)
+    if what == "lost":
+        wait_until(lambda: "findings" not in bridge.run("audit", "verify"), 30, "the audit is whole")
 
 
 @pytest.mark.timeout(600)

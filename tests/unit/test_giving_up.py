@@ -312,3 +312,33 @@ async def test_database_of_before_an_act_knows_what_it_knew_and_nothing_of_befor
     }  # fmt: skip
     assert world.settlers.memory.visible("orders") == [b"v", b"late", b"since", b"waiting"]
     assert world.stats().total.pending == 0
+
+
+@in_world(make_projector_world)
+async def test_new_database_in_place_of_a_lost_one_is_told_what_an_act_gave_up(world: ProjectorWorld) -> None:
+    """It knows nothing of before the act: a repeat of what was published then must not be taken for new (D, 53)."""
+    empty = world.query(back_up)
+    async with world.settlers.settling():
+        for name in ("ended", "pending"):
+            await world.settlers.prepare(name, ORDER)
+        await world.settlers.commit("ended")
+        await world.catch_up()
+    await world.projector.close()
+    recreate(world, world.topics.op)
+    assert len(await make_giving_up(world).act("operator")) == 1
+    async with world.settlers.settling("next"):
+        await world.settlers.prepare("since", Message("orders", b"k", b"since"))
+        await world.settlers.settled()
+    world.query(partial(restore, backup=empty))
+    giving_up = make_giving_up(world)
+    assert await giving_up.find_faults() == {0: HaltKind.OLDER_DATABASE}
+    (loss,) = await giving_up.act("operator")
+    assert {u.transaction_id for u in loss.unproven} == {world.settlers.id_of(name) for name in ("ended", "pending")}
+    assert await giving_up.find_faults() == {}
+    async with world.settlers.settling("last"):
+        await world.settlers.commit("since")
+        await world.catch_up()
+    views = {name: world.view(name) for name in ("ended", "pending", "since")}
+    assert {name: view and (view.state.value, view.is_unproven) for name, view in views.items()} == {
+        "ended": ("PREPARED", True), "pending": ("PREPARED", True), "since": ("COMMITTED", False),
+    }  # fmt: skip
