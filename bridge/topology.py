@@ -446,8 +446,8 @@ def _int(topic: TopicDescription, name: str) -> int:
 
 def _fault(kind: FaultKind, topic: TopicDescription, detail: str, setting: str, wanted: str) -> TopologyFault:
     alter = f"set {setting}={wanted} on it (kafka-configs.sh --alter --add-config)"
-    remedy = f"{alter}, or override `{kind.value}` (setting topics.overridden)"
-    return TopologyFault(kind, topic.name, detail, remedy)
+    override = f", or override `{kind.value}` (setting topics.overridden)"
+    return TopologyFault(kind, topic.name, detail, alter + ("" if kind in NEVER_OVERRIDDEN else override))
 
 
 async def is_sealed(database: Database) -> bool:

@@ -401,8 +401,8 @@ class ProcessBoard:
         if not unheld or self._topics is None:
             return []
         told = f"no settler holds queue {', '.join(map(str, sorted(unheld)))}: nothing of it is {_NOTHING}"
-        who = f"another program in the consumer group {self._topics.group} may have it"
-        return [f"{told}; {who} (kafka-consumer-groups.sh --describe --members): end it"]
+        who = f"another program in the consumer group {self._topics.group}, or a settler with a copy of this database,"
+        return [f"{told}; {who} may have it (kafka-consumer-groups.sh --describe --members): end it"]
 
     def _find_unheld(self) -> set[int]:
         """None are told where a settler of an older version does not say what it holds, or there is no settler."""
