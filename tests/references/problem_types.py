@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from api.web.problems import PROBLEMS, TYPE_PREFIX
+from api.web.problems import PROBLEMS, TYPE_PREFIX, UNAVAILABLE
 from tests.references.markdown import MADE
 
 _INTRODUCTION = """# Problem types
@@ -58,6 +58,7 @@ _CAUSES: Mapping[str, str] = {
     "outcome-unknown": "Kafka or the settler took longer than the call could wait. It may still take effect.",
 }
 _OUTCOMES = {"not_applied": "Nothing was applied.", "unknown": "It may have been applied."}
+_UNLESS = "Nothing was applied, unless its `outcome` is `unknown`: then it may have been."
 
 
 def make_problems() -> str:
@@ -67,6 +68,7 @@ def make_problems() -> str:
         applied = (
             _OUTCOMES[row.outcome.value] if row.outcome else "The problem itself tells whether anything was applied."
         )
+        applied = _UNLESS if row is UNAVAILABLE else applied  # a broken COMMIT, a stop, a look for what was sent before
         parts.append(
             f"\n## {row.slug}\n\n{row.status}, {row.title}. {applied}\n\n"
             f"* **Cause**: {_CAUSES[row.slug]}\n* **Remedy**: {row.remedy}\n"
