@@ -90,8 +90,7 @@ class KafkaTime(OwnerTime):
     def observe(self, stored_ms: int) -> None:
         """An append time was seen. One that was read late may set the time back too far, until the next one."""
         at = self.clock.monotonic_ms()
-        now = self._newest_ms + at - self._seen_at_ms if self._newest_ms else 0
-        if is_too_late(stored_ms, now):
+        if is_too_late(stored_ms, self.now_ms()):
             self._doubted_at_ms = at
             if at - self._agreed_at_ms > DOUBT_MS:
                 self._begin(stored_ms)
@@ -99,8 +98,7 @@ class KafkaTime(OwnerTime):
         self._agreed_at_ms = at
         if self._doubted_at_ms is not None and at - self._doubted_at_ms > DOUBT_MS:
             self._doubted_at_ms = None
-        if stored_ms > now:
-            self._newest_ms, self._seen_at_ms = stored_ms, at
+        super().observe(stored_ms)
 
     @property
     def is_doubted(self) -> bool:
