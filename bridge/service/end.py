@@ -304,7 +304,7 @@ def compare_end(call: EndCall, view: TransactionView) -> TransactionView | Refus
     """The recorded state as the answer to an end: a repeat gets the same answer, a contradiction the recorded state."""
     if call.group is not None and call.group != view.group:
         return _refuse_group(call.transaction_id)
-    if view.given_up_ms is not None and view.is_unproven:
+    if view.is_unproven:
         return refuse_given_up(view)
     resolution, state = call.resolution, view.state
     if state is (_COMMITTED if resolution is _COMMIT else _ROLLED_BACK) or resolution is _UNKNOWN:

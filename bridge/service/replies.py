@@ -157,7 +157,7 @@ class PendingReplies:
 
     def hear_state(self, view: TransactionView, requests: Sequence[str]) -> None:
         """A state of an id: final ones wake all that wait for the id, others those they name; SPLIT wakes nobody."""
-        if view.blocked and _is_interim(view):
+        if _is_interim(view):
             return
         is_final = view.state is _COMMITTED or view.state is _ROLLED_BACK
         self._wake(view.transaction_id, ReceivedReply(None, view), requests, is_for_all=is_final)
