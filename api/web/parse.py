@@ -17,7 +17,6 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from api.web.bodies import (
     MAX_BATCH,
-    MAX_MESSAGES,
     EndTransaction,
     Headers,
     Prepare,
@@ -29,7 +28,7 @@ from api.web.bodies import (
     count_resolution,
 )
 from api.web.bodies import Message as MessageBody
-from api.web.json import MAX_DEPTH, WINDOW, escape_pointer, read_strict, read_strict_in_steps
+from api.web.json import MAX_DEPTH, escape_pointer, read_strict
 from api.web.problems import INVALID_REQUEST, INVALID_TIMESTAMP, Problem, Rejected, invalid, reject
 from bridge.core.check_rules import is_group_name
 from bridge.core.message import BY_KEY, Header, Message
@@ -237,11 +236,11 @@ def _headers(body: MessageBody, max_headers: int) -> Sequence[Header]:
 def _pairs(headers: Headers, where: str, max_headers: int) -> Sequence[tuple[str, str | None]]:
     pairs = list(headers.items()) if isinstance(headers, dict) else headers
     if len(pairs) > max_headers:
-        raise _refuse_headers(where, max_headers)
+        raise refuse_headers(where, max_headers)
     return pairs
 
 
-def _refuse_headers(where: str, max_headers: int) -> Rejected:
+def refuse_headers(where: str, max_headers: int) -> Rejected:
     return invalid(where, f"more than {max_headers} headers")
 
 
@@ -279,6 +278,7 @@ class _Resolutions(Struct, forbid_unknown_fields=True):
     resolutions: Annotated[list[ResolutionItem], Meta(min_length=1, max_length=MAX_BATCH)]
 
 
+_STEP_CALLS = 256  # are made in about a millisecond
 _COLON = 0x3A  # a number is the quicker thing to look for
 _all_prepares = msgspec.json.Decoder(_Prepares)
 _all_resolutions = msgspec.json.Decoder(_Resolutions)
@@ -288,13 +288,13 @@ def read_plain_prepare(
     raw: bytes, max_headers: int, header_key: str | None = None, *, is_published: bool = False
 ) -> PrepareCall | None:
     """A prepare in which nothing is wrong."""
-    plain = _PlainPrepares(max_headers, header_key, is_published=is_published)
+    plain = PlainPrepares(max_headers, header_key, is_published=is_published)
     return plain.calls[0] if _read(raw, _prepare, plain.add) else None
 
 
 def read_plain_prepares(raw: bytes, max_headers: int, *, is_published: bool = False) -> list[PrepareCall] | None:
     """A batch in which nothing is wrong."""
-    plain = _PlainPrepares(max_headers, None, is_published=is_published)
+    plain = PlainPrepares(max_headers, None, is_published=is_published)
     return plain.calls if _read(raw, _all_prepares, plain.add_all) else None
 
 
@@ -305,18 +305,25 @@ def read_plain_resolutions(raw: bytes) -> list[EndCall | NoncedEnd] | None:
 
 
 def _read(raw: bytes, decoder: "msgspec.json.Decoder[T]", count: Callable[[T], int]) -> T | None:
+    body = _decode_plain(raw, decoder)
+    try:
+        return body if body is not None and count(body) == raw.count(b":") else None
+    except Rejected:
+        return None
+
+
+def _decode_plain(raw: bytes, decoder: "msgspec.json.Decoder[T]") -> T | None:
     """None too for what has escapes, for then a text can be written in many ways."""
     if b"\\" in raw:
         return None
     try:
         raw.decode()
-        body = decoder.decode(raw)
-        return body if count(body) == raw.count(b":") else None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, Rejected):
+        return decoder.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
 
-class _PlainPrepares:
+class PlainPrepares:
     """Calls made of bodies as their members are counted."""
 
     def __init__(self, max_headers: int, header_key: str | None, *, is_published: bool) -> None:
@@ -327,6 +334,21 @@ class _PlainPrepares:
 
     def add_all(self, batch: _Prepares) -> int:
         return 1 + sum([self.add(item, _DEPTH_OF_VALUE + 2) for item in batch.transactions])
+
+    def read_in_steps(self, raw: bytes) -> Steps[bool]:
+        """Adds those of a batch; False if something may be wrong with it."""
+        batch = _decode_plain(raw, _all_prepares)
+        if batch is None:
+            return False
+        count, pace = 1, Pace(_STEP_CALLS)
+        try:
+            for item in batch.transactions:
+                count += self.add(item, _DEPTH_OF_VALUE + 2)
+                if pace.spend(1):
+                    yield
+        except Rejected:
+            return False
+        return count == raw.count(b":")
 
     def add(self, body: Prepare, depth: int = _DEPTH_OF_VALUE) -> int:
         """What is counted; one message with no more than key and value in a third of the time. Raises Rejected."""
@@ -378,110 +400,3 @@ def _end_all(batch: _Resolutions, *, calls: list[EndCall | NoncedEnd]) -> int:
             count += count_resolution(item)
             calls.append(make_resolution(item))
     return count
-
-
-# --- large bodies, read in short steps with the same results: first the whole document, then its parts ---
-
-LARGE_BYTES = 64 * 1024
-_QUOTES_A_HEADER = 4
-
-
-class _PrepareParts(Prepare, forbid_unknown_fields=True):
-    """A prepare whose messages are not read yet."""
-
-    messages: Annotated[list[Raw], Meta(min_length=1, max_length=MAX_MESSAGES)]  # type: ignore[assignment]
-
-
-class _MessageParts(MessageBody, forbid_unknown_fields=True):
-    """A message whose headers are not read yet."""
-
-    headers: Raw | UnsetType = UNSET  # type: ignore[assignment]
-    headers_base64: Raw | UnsetType = UNSET  # type: ignore[assignment]
-
-
-_prepare_parts = msgspec.json.Decoder(_PrepareParts)
-_message_parts = msgspec.json.Decoder(_MessageParts)
-_message = msgspec.json.Decoder(MessageBody)
-
-
-def body_in_steps(raw: bytes, decoder: "msgspec.json.Decoder[T]") -> Steps[T]:
-    """As `parse_body`."""
-    return decode_body((yield from read_strict_in_steps(raw, most=(MAX_BATCH,))), decoder)
-
-
-def prepare_in_steps(
-    raw: bytes, max_headers: int, *, header_key: str | None = None, is_published: bool = False
-) -> Steps[PrepareCall]:
-    """As `parse_prepare`."""
-    compact = yield from read_strict_in_steps(raw, most=(MAX_MESSAGES,))
-    return (yield from _prepare_by_parts(compact, max_headers, header_key, is_published=is_published))
-
-
-def prepare_batch_in_steps(
-    raw: bytes, max_headers: int, *, is_published: bool = False
-) -> Steps[list[PrepareCall | Problem]]:
-    """As `parse_prepare_batch`."""
-    compact = yield from read_strict_in_steps(raw, most=(MAX_BATCH, MAX_MESSAGES))
-    calls: list[PrepareCall | Problem] = []
-    pace = Pace(WINDOW)
-    for index, item in enumerate(decode_body(compact, _prepare_batch).transactions):
-        try:
-            calls.append((yield from _prepare_by_parts(item, max_headers, None, is_published=is_published)))
-        except Rejected as rejected:
-            calls.append(rejected.problem.at(f"/transactions/{index}"))
-        if pace.spend(len(memoryview(item))):
-            yield
-    return calls
-
-
-def resolutions_in_steps(raw: bytes) -> Steps[list[EndCall | NoncedEnd | Problem]]:
-    """As `parse_resolutions`."""
-    compact = yield from read_strict_in_steps(raw, most=(MAX_BATCH,))
-    calls: list[EndCall | NoncedEnd | Problem] = []
-    pace = Pace(WINDOW)
-    for index, item in enumerate(decode_body(compact, _resolutions).resolutions):
-        try:
-            calls.append(make_resolution(decode_body(item, _resolution)))
-        except Rejected as rejected:
-            calls.append(rejected.problem.at(f"/resolutions/{index}"))
-        if pace.spend(len(memoryview(item))):
-            yield
-    return calls
-
-
-def resolution_in_steps(raw: bytes) -> Steps[EndCall | NoncedEnd]:
-    """As `parse_resolution`."""
-    return make_resolution((yield from body_in_steps(raw, _resolution)))
-
-
-def _prepare_by_parts(
-    raw: bytes | Raw, max_headers: int, header_key: str | None, *, is_published: bool
-) -> Steps[PrepareCall]:
-    """First the shape of everything, as where it is read at once: of several faults the same one is reported."""
-    body = decode_body(raw, _prepare_parts)
-    read: list[MessageBody] = []
-    pace = Pace(WINDOW)
-    for index, part in enumerate(body.messages):
-        read.append(_read_message(part, max_headers, index))
-        if pace.spend(len(memoryview(part))):
-            yield
-    messages: list[Message] = []
-    for index, message in enumerate(read):
-        messages.append(make_message(message, max_headers, index))
-        if pace.spend(len(memoryview(body.messages[index]))):
-            yield
-    return make_call(body, messages, header_key, is_published=is_published)
-
-
-def _read_message(raw: Raw, max_headers: int, index: int) -> MessageBody:
-    try:
-        if len(memoryview(raw)) > WINDOW:
-            parts = decode_body(raw, _message_parts)
-            for where, part in (("/headers", parts.headers), ("/headers_base64", parts.headers_base64)):
-                headers = bytes(part) if isinstance(part, Raw) else b""
-                quotes = headers.count(b'"') - headers.count(b'\\"')  # of texts, or at least half of them
-                if quotes > _QUOTES_A_HEADER * max_headers:
-                    raise _refuse_headers(where, max_headers)
-        return decode_body(raw, _message)
-    except Rejected as rejected:
-        raise Rejected(rejected.problem.at(f"/messages/{index}")) from None

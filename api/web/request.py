@@ -16,9 +16,10 @@ from starlette.types import Message, Receive, Scope
 
 from api.web.bodies import MAX_REASON_CHARS, Nothing
 from api.web.guard import NOBODY, ByteLease, Traffic, identify, make_request_id
+from api.web.large_bodies import LARGE_BYTES, body_in_steps
 from api.web.limits import HttpLimits, Usage, overloaded, too_large
 from api.web.metrics import Exposition
-from api.web.parse import LARGE_BYTES, body_in_steps, check_property, parse_body
+from api.web.parse import check_property, parse_body
 from api.web.problems import (
     CLOSE,
     INVALID_REQUEST,

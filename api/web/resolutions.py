@@ -7,17 +7,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from api.web.bodies import EndWord, Nothing, Reason, ResolutionItem, Resolutions
+from api.web.large_bodies import LARGE_BYTES, resolution_in_steps, resolutions_in_steps
 from api.web.ndjson import Line, LinesAnswer
 from api.web.openapi import END_PROBLEMS, OPERATORS, PREFER, TRANSACTION_ID, WAIT, Body, Operation
-from api.web.parse import (
-    LARGE_BYTES,
-    NoncedEnd,
-    check_transaction_id,
-    parse_resolution,
-    parse_resolutions,
-    resolution_in_steps,
-    resolutions_in_steps,
-)
+from api.web.parse import NoncedEnd, check_transaction_id, parse_resolution, parse_resolutions
 from api.web.problems import Problem, invalid
 from api.web.request import (
     JSON,

@@ -9,6 +9,7 @@ from starlette.convertors import StringConvertor, register_url_convertor
 
 from api.web.bodies import EndTransaction, Prepare, PrepareBatch
 from api.web.json import read_strict_in_steps
+from api.web.large_bodies import LARGE_BYTES, prepare_batch_in_steps, prepare_in_steps
 from api.web.ndjson import Line, LinesAnswer
 from api.web.openapi import (
     END_PROBLEMS,
@@ -25,15 +26,7 @@ from api.web.openapi import (
     Operation,
     query_parameter,
 )
-from api.web.parse import (
-    LARGE_BYTES,
-    check_transaction_id,
-    parse_end,
-    parse_prepare,
-    parse_prepare_batch,
-    prepare_batch_in_steps,
-    prepare_in_steps,
-)
+from api.web.parse import check_transaction_id, parse_end, parse_prepare, parse_prepare_batch
 from api.web.problems import Problem, Rejected, invalid, problem_of
 from api.web.request import (
     JSON,

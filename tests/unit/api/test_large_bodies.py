@@ -8,17 +8,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from api.web.parse import (
+from api.web.large_bodies import (
     LARGE_BYTES,
-    parse_prepare,
-    parse_prepare_batch,
-    parse_resolution,
-    parse_resolutions,
     prepare_batch_in_steps,
     prepare_in_steps,
     resolution_in_steps,
     resolutions_in_steps,
 )
+from api.web.parse import parse_prepare, parse_prepare_batch, parse_resolution, parse_resolutions
 from api.web.problems import Problem, Rejected
 from bridge.turns import Steps, Turns
 from tests.support.api_fakes import FakeTransactions, make_services
@@ -50,6 +47,7 @@ PREPARES = st.fixed_dictionaries(
         "more": st.just(1),
     },
 )
+BLANKS = st.sampled_from([b"", b" " * 16 * LARGE_BYTES])  # in front: with them it is read part by part
 RESOLUTIONS = st.fixed_dictionaries(
     {"transaction_id": IDS, "resolution": st.sampled_from(["COMMIT", 12, "x"])},
     optional={"producer_group": st.sampled_from(["g", "", 1]), "nonce": st.sampled_from(["n", 1])},
@@ -87,10 +85,10 @@ def padded(document: object, size: int) -> bytes:
     return json.dumps(document, separators=("," + " " * size, ":" + " " * (size // 2))).encode()
 
 
-@given(PREPARES, st.integers(0, 9_000))
-def test_prepares_are_read_as_small_ones(document: object, size: int) -> None:
+@given(PREPARES, st.integers(0, 9_000), BLANKS)
+def test_prepares_are_read_as_small_ones(document: object, size: int, blanks: bytes) -> None:
     """Or refused with the same type of problem."""
-    raw = padded(document, size)
+    raw = blanks + padded(document, size)
     assert told(finish(prepare_in_steps(raw, MAX_HEADERS, header_key="i"))) == told(
         small(lambda: parse_prepare(raw, MAX_HEADERS, header_key="i"))
     )
@@ -99,22 +97,35 @@ def test_prepares_are_read_as_small_ones(document: object, size: int) -> None:
 TWO_FAULTS = {"producer_group": "g", "messages": [{"topic": "t", "timestamp_ms": 0}, {"topic": "t", "more": 1}]}
 
 
-@example([TWO_FAULTS], 0)
-@given(st.lists(PREPARES | st.just(7), max_size=4), st.integers(0, 9_000))
-def test_batches_are_read_as_small_ones(items: object, size: int) -> None:
+@example([TWO_FAULTS], 0, b"")
+@given(st.lists(PREPARES | st.just(7), max_size=4), st.integers(0, 9_000), BLANKS)
+def test_batches_are_read_as_small_ones(items: object, size: int, blanks: bytes) -> None:
     """Each transaction by itself."""
-    raw = padded({"transactions": items}, size)
+    raw = blanks + padded({"transactions": items}, size)
     assert told(finish(prepare_batch_in_steps(raw, MAX_HEADERS))) == told(small(parse_prepare_batch, raw, MAX_HEADERS))
 
 
-@given(st.lists(RESOLUTIONS | st.just(7), max_size=4), st.integers(0, 9_000))
-def test_resolutions_are_read_as_small_ones(items: list[object], size: int) -> None:
+@given(st.lists(RESOLUTIONS | st.just(7), max_size=4), st.integers(0, 9_000), BLANKS)
+def test_resolutions_are_read_as_small_ones(items: list[object], size: int, blanks: bytes) -> None:
     """As one document, and as lines."""
-    raw = padded({"resolutions": items}, size)
+    raw = blanks + padded({"resolutions": items}, size)
     assert told(finish(resolutions_in_steps(raw))) == told(small(parse_resolutions, raw))
     for item in items:
         line = padded(item, size)
         assert told(finish(resolution_in_steps(line))) == told(small(parse_resolution, line))
+
+
+def test_batch_of_long_texts_is_read_in_few_steps() -> None:
+    """It is large for them alone; with as many members as a small one cannot have it is read part by part."""
+    item = {"producer_group": "g", "messages": [{"topic": "t", "key": "k", "value": "x" * 300}]}
+    counts = []
+    for documents in ([item] * 1_000, [{**item, "messages": item["messages"] * 5}] * 1_000):
+        raw = json.dumps({"transactions": documents}).encode()
+        steps = prepare_batch_in_steps(raw, MAX_HEADERS)
+        counts.append(sum(1 for _ in steps))
+        assert finish(prepare_batch_in_steps(raw, MAX_HEADERS)) == small(parse_prepare_batch, raw, MAX_HEADERS)
+    assert counts[0] == 1_000 // 256
+    assert counts[1] > len(raw) // (2 * LARGE_BYTES)
 
 
 @pytest.mark.parametrize("headers", [[["a", "b"]] * 9_000, {str(n): None for n in range(9_000)}, [['"\\', None]] * 4])
@@ -156,7 +167,7 @@ BODIES = {
     "batch": ("/v1/transactions/batch", {"transactions": [ITEM] * COUNT}),
     "resolutions": (
         "/v1/resolutions",
-        {"resolutions": [{"transaction_id": UNKNOWN_ID, "resolution": "COMMIT", "nonce": "n" * 200}] * 900},
+        {"resolutions": [{"transaction_id": UNKNOWN_ID, "resolution": "COMMIT", "nonce": 'n"' * 100}] * 900},
     ),
     "commit": (f"/v1/transactions/{UNKNOWN_ID}/commit", {"producer_group": "g", "more": [1] * 90_000}),
     "force": (
