@@ -140,12 +140,14 @@ def test_broker_that_was_frozen_expires_no_body() -> None:
 
 @pytest.mark.parametrize("batches", [1, 2])
 @in_world(make_settler_world, faults=HeldSteps)
+@pytest.mark.parametrize("is_written_meanwhile", [True, False])
 async def test_owner_frozen_between_its_two_inits_commits_nothing(
-    world: SettlerWorld, batches: int, faults: HeldSteps
+    world: SettlerWorld, batches: int, faults: HeldSteps, *, is_written_meanwhile: bool
 ) -> None:
     """Of two owners that hold one producer each, only the one that was fenced by nobody decides (D).
 
     `batches` of the other since its take-over: the next one uses the producer it still has, or has lost.
+    `is_written_meanwhile`: the other writes once more before the frozen one does, which the end of the op topic shows.
     """
     between = faults.hold(StepKind.INIT, client="first", subject=world.topics.transactional_id(0, 1))
     async with world.settling("first") as first:
@@ -159,6 +161,9 @@ async def test_owner_frozen_between_its_two_inits_commits_nothing(
             first.thaw()
             between.release()
             await writing.reached.wait()
+            if not is_written_meanwhile:
+                writing.release()
+                await world.memory.clock.sleep_ms(5_000)
             await world.commit("a0")
             await world.memory.clock.sleep_ms(5_000)
             writing.release()
