@@ -87,9 +87,7 @@ def count_stored_bytes(stored: StoredMessage) -> int:
     """What a message of the log takes in memory, about."""
     key, value = stored.key, stored.value
     size = _OBJECTS_BYTES + (len(key) if key else 0) + (len(value) if value else 0)
-    for name, header in stored.headers:
-        size += len(name) + (len(header) if header else 0)
-    return size
+    return size + _count_headers(stored.headers, 0)
 
 
 def count_record_bytes(message: Message) -> int:

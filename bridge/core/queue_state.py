@@ -355,7 +355,7 @@ class QueueState:
         return made.effects
 
     def _apply_end(self, place: LogPosition, record: EndRecord, obstacle: str | None) -> Sequence[Effect]:
-        t = self.live.get(record.transaction_id) or self._find(record.transaction_id)
+        t = self._find(record.transaction_id)
         if t is None:
             return self._answer(record.request, record.transaction_id, AnswerCode.UNKNOWN_TRANSACTION)
         if t.is_final and transition.is_overruled(t, record):

@@ -288,8 +288,6 @@ def _refuse_lookup(refused: Refused) -> Refused:
 def answer_end(call: EndCall, heard: ReceivedReply) -> TransactionView | Refused | None:
     """The answer to an end that its queue's owner has decided; None if the owner does not know the transaction."""
     view, code = heard.view, heard.code
-    if code is None and view is not None:  # as usual
-        return compare_end(call, view)
     if view is None or code is AnswerCode.UNKNOWN_TRANSACTION:
         return None
     if code is AnswerCode.GROUP_MISMATCH:

@@ -252,7 +252,7 @@ class Preparer:
 
     def tell(self, stored: "_Stored", put: PutResult, first_wait_ms: int | None = None) -> PrepareAnswer:
         """The answer to what was put. `first_wait_ms`: as `find_first_wait_ms` has it."""
-        if put.status is not _PUT_OK and (refused := refuse_put(put, stored[0])) is not None:
+        if (refused := refuse_put(put, stored[0])) is not None:
             return refused
         transaction_id, group, born_ms, immunity_s, queue_id = stored
         wait_ms = self.find_first_wait_ms(group, immunity_s) if first_wait_ms is None else first_wait_ms
