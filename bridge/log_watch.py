@@ -458,8 +458,8 @@ class LogToReread:
         find = partial(find_position, self.store, self.owners, self.topics)
         return {queue_id: found for queue_id in range(self.topics.queues) if (found := await find(queue_id))}
 
-    async def check(self) -> None:
-        """Raises QueueHalted where the log is not what was left, and StoreError, SqlUnavailable."""
+    async def check(self) -> Mapping[int, Position]:
+        """The positions. Raises QueueHalted where the log is not what was left, and StoreError, SqlUnavailable."""
         recorded = await self.database.read(read_identity)
         found = await self.admin.identify_topics((self.topics.half, self.topics.op))
         for name, topic in found.items():
@@ -477,6 +477,7 @@ class LogToReread:
             if begin > (0 if position is None else position.o):
                 cut = f"the op topic of queue {queue_id} begins at {begin}, behind what its successor needs"
                 raise QueueHalted(f"{cut}: a running settler writes that again in minutes, else {_REBUILD_REMEDY}")
+        return positions
 
     async def give_up_untold(self, positions: Mapping[int, Position], now_ms: int) -> int:
         """How many had ended, and have lost the op message that said how: below L all others have one from O on.

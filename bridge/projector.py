@@ -432,8 +432,7 @@ async def rebuild(projector: Projector, on_progress: Callable[[RebuildProgress],
     """
     ports, database = projector.ports, projector.ports.database
     log = LogToReread(ports.store, ports.owners, ports.admin, database, projector.topics)
-    await log.check()
-    await _refuse_older(projector, await log.find_positions())
+    await _refuse_older(projector, await log.check())
     await database.run(clear_projection, timeout_ms=_LONG_TIMEOUT_MS)
     reach(FaultPoint.REBUILD_CLEARED)
     positions = await log.find_positions()  # now: what was in the tables when they were emptied is below

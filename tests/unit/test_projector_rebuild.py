@@ -1,6 +1,7 @@
 """bridge.projector: the same rows however the work was cut, rebuilt, or compacted."""
 
 import asyncio
+from collections.abc import Mapping
 from random import Random
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from bridge.core.errors import QueueHalted, StoreTimeout
 from bridge.core.message import Message
+from bridge.core.op_message import Position
 from bridge.core.record import Act, ActRecord, Resolution, Source
 from bridge.core.transaction import TransactionState
 from bridge.log_watch import LogToReread
@@ -136,11 +138,12 @@ async def test_rebuild_reads_up_to_what_was_projected_when_it_emptied_the_tables
         await world.catch_up()
         look = LogToReread.check
 
-        async def look_and_go_on(log: LogToReread) -> None:
-            await look(log)
+        async def look_and_go_on(log: LogToReread) -> Mapping[int, Position]:
+            found = await look(log)
             for name in map(str, range(20)):
                 await world.settlers.prepare(name, of(), queue_id=1)
             await world.catch_up()
+            return found
 
         monkeypatch.setattr(LogToReread, "check", look_and_go_on)
         verdict = await rebuild(world.projector, lambda _: None)
